@@ -1,0 +1,14 @@
+//! The vocabulary that every layer shares: ids, requests, replies, model specifications and
+//! error classes. Plain data: no I/O, no async, no torch, no Python.
+
+mod class;
+mod id;
+mod reply;
+mod request;
+mod spec;
+
+pub use class::{Classify, ErrorClass, Invalid, Subject};
+pub use id::{IdError, ModelName, RequestId, Version};
+pub use reply::Reply;
+pub use request::{Headers, InferRequest, Part, RequestKind};
+pub use spec::{DeviceType, Isolation, ModelLimits, Runtime, UnknownName};
