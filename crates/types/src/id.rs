@@ -34,7 +34,11 @@ fn checked(what: &'static str, text: &str) -> Result<Arc<str>, IdError> {
         return Ok(Arc::from(text));
     };
     let shown = text.chars().take(60).flat_map(char::escape_debug).collect();
-    Err(IdError { what, shown, reason })
+    Err(IdError {
+        what,
+        shown,
+        reason,
+    })
 }
 
 macro_rules! checked_id {
@@ -106,7 +110,9 @@ impl RequestId {
     /// A fresh random id.
     pub fn random() -> Self {
         let mut buffer = uuid::Uuid::encode_buffer();
-        Self(Arc::from(&*uuid::Uuid::new_v4().hyphenated().encode_lower(&mut buffer)))
+        Self(Arc::from(
+            &*uuid::Uuid::new_v4().hyphenated().encode_lower(&mut buffer),
+        ))
     }
 
     /// The text form, as in `x-request-id`.
@@ -128,7 +134,9 @@ mod tests {
     #[test]
     fn names_that_could_leave_a_folder_or_read_as_options_are_refused() {
         let long = "x".repeat(201);
-        for bad in ["", "..", ".", ".hidden", "-f", "a/b", "a\\b", "a\0b", "a\nb", &long] {
+        for bad in [
+            "", "..", ".", ".hidden", "-f", "a/b", "a\\b", "a\0b", "a\nb", &long,
+        ] {
             assert!(ModelName::new(bad).is_err(), "{bad:?} was accepted");
             assert!(Version::new(bad).is_err(), "{bad:?} was accepted");
         }
@@ -143,7 +151,9 @@ mod tests {
 
     #[test]
     fn an_error_never_repeats_control_characters_or_long_input() {
-        let text = ModelName::new(&format!("a\n{}", "b".repeat(500))).unwrap_err().to_string();
+        let text = ModelName::new(&format!("a\n{}", "b".repeat(500)))
+            .unwrap_err()
+            .to_string();
         assert!(!text.contains('\n') && text.len() < 200, "{text}");
     }
 }

@@ -117,7 +117,12 @@ mod tests {
 
     #[test]
     fn a_name_survives_its_text_form() {
-        for runtime in [Runtime::Python, Runtime::Python3, Runtime::Lsp, Runtime::Echo] {
+        for runtime in [
+            Runtime::Python,
+            Runtime::Python3,
+            Runtime::Lsp,
+            Runtime::Echo,
+        ] {
             assert_eq!(runtime.as_str().parse::<Runtime>().unwrap(), runtime);
         }
     }
@@ -125,6 +130,9 @@ mod tests {
     #[test]
     fn an_unknown_name_is_told_with_the_known_ones() {
         let error = "python4".parse::<Runtime>().unwrap_err().to_string();
-        assert_eq!(error, "unknown runtime `python4`; known are `python`, `python3`, `LSP`");
+        assert_eq!(
+            error,
+            "unknown runtime `python4`; known are `python`, `python3`, `LSP`"
+        );
     }
 }

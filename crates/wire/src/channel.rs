@@ -1,0 +1,565 @@
+//! One end of a socket pair.
+//!
+//! A message on the socket:
+//!
+//! ```text
+//! u32 header bytes | u32 flags | u64 payload bytes | header (postcard) | payload, unless shared
+//! ```
+//!
+//! Numbers are little-endian. Flag 1: the payload is in the shared buffer. Flag 2: that buffer is
+//! new, its descriptor comes with this message. Flag 4: another descriptor comes with it. (The
+//! flags are needed because one read may return two messages, and then does not tell whose
+//! descriptor it was.)
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::WireError;
+use crate::shared::{SharedReader, SharedWriter};
+
+const PREFIX_BYTES: usize = 16;
+const SHARED: u32 = 1;
+const NEW_BUFFER: u32 = 2;
+const DESCRIPTOR: u32 = 4;
+
+/// Payloads from this size on go through shared memory: below it the socket is as fast and needs
+/// no extra memory.
+const SHARED_FROM_BYTES: u64 = 64 << 10;
+
+/// Headers hold names and short texts; whatever is longer is not ours.
+const MAX_HEADER_BYTES: u64 = 64 << 20;
+
+/// How much is read at once; a small message arrives in one call.
+const READ_BYTES: usize = 64 << 10;
+
+/// Most slices that one `sendmsg` takes (Linux: 1024).
+const MAX_SLICES: usize = 512;
+
+/// One end of a socket pair. Blocking, and owned by one thread.
+pub struct Channel {
+    socket: OwnedFd,
+    max_payload_bytes: u64,
+    header: Vec<u8>,
+    /// Bytes received and not yet consumed: `received[start..end]`.
+    received: Vec<u8>,
+    start: usize,
+    end: usize,
+    descriptors: Vec<OwnedFd>,
+    writer: Option<SharedWriter>,
+    reader: Option<SharedReader>,
+}
+
+/// A received message; its parts live in the channel until the next call.
+pub struct Incoming<'a> {
+    header: &'a [u8],
+    /// The payload.
+    pub payload: &'a [u8],
+    /// A descriptor that was sent with the message.
+    pub descriptor: Option<OwnedFd>,
+}
+
+impl<'a> Incoming<'a> {
+    /// Decodes the header.
+    ///
+    /// # Errors
+    /// [`WireError::Header`] if it is not a `T`.
+    pub fn header<T: Deserialize<'a>>(&self) -> Result<T, WireError> {
+        Ok(postcard::from_bytes(self.header)?)
+    }
+}
+
+impl Channel {
+    /// Two connected ends, both closed on exec.
+    ///
+    /// # Errors
+    /// [`WireError::System`] when descriptors run out.
+    pub fn pair() -> Result<(OwnedFd, OwnedFd), WireError> {
+        socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(WireError::system("socketpair"))
+    }
+
+    /// Takes one end. `max_payload_bytes` bounds what the peer may send in one message.
+    pub fn new(socket: OwnedFd, max_payload_bytes: u64) -> Self {
+        Self {
+            socket,
+            max_payload_bytes,
+            header: Vec::with_capacity(1024),
+            received: vec![0; READ_BYTES],
+            start: 0,
+            end: 0,
+            descriptors: Vec::new(),
+            writer: None,
+            reader: None,
+        }
+    }
+
+    /// Gives the socket back; whatever was received and not read is lost.
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
+    /// Sends a message without a payload, with a descriptor if given.
+    ///
+    /// # Errors
+    /// [`WireError::Closed`] when the peer is gone.
+    pub fn send<T: Serialize>(
+        &mut self,
+        header: &T,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), WireError> {
+        self.encode(header, if descriptor.is_some() { DESCRIPTOR } else { 0 }, 0)?;
+        send_all(&self.socket, &self.header, &[], descriptor)
+    }
+
+    /// Sends a message whose payload is `chunks`, one after another.
+    ///
+    /// The previous payload sent this way must have been answered by now: a large payload reuses
+    /// the one shared buffer.
+    ///
+    /// # Errors
+    /// [`WireError::Closed`] when the peer is gone, [`WireError::System`] when shared memory
+    /// cannot be had.
+    pub fn send_payload<T: Serialize>(
+        &mut self,
+        header: &T,
+        chunks: &[&[u8]],
+    ) -> Result<(), WireError> {
+        let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        if bytes < SHARED_FROM_BYTES {
+            self.encode(header, 0, bytes)?;
+            return send_all(&self.socket, &self.header, chunks, None);
+        }
+        let mut flags = SHARED;
+        if self
+            .writer
+            .as_ref()
+            .is_none_or(|writer| writer.capacity() < bytes)
+        {
+            self.writer = None;
+            self.writer = Some(SharedWriter::with_room_for(bytes)?);
+            flags |= NEW_BUFFER;
+        }
+        self.encode(header, flags, bytes)?;
+        let Some(writer) = self.writer.as_mut() else {
+            return Err(WireError::Malformed("no shared buffer"));
+        };
+        writer.fill(chunks);
+        let descriptor = (flags & NEW_BUFFER != 0).then(|| writer.file());
+        send_all(&self.socket, &self.header, &[], descriptor)
+    }
+
+    /// Waits for the next message, until `deadline` if given, and no longer than the process
+    /// behind `peer` lives.
+    ///
+    /// # Errors
+    /// [`WireError`]; after any of them the channel is of no more use.
+    pub fn receive(
+        &mut self,
+        deadline: Option<Instant>,
+        peer: Option<BorrowedFd<'_>>,
+    ) -> Result<Incoming<'_>, WireError> {
+        self.fill_to(PREFIX_BYTES, deadline, peer)?;
+        let prefix = &self.received[self.start..self.start + PREFIX_BYTES];
+        let header_bytes = u64::from(read_u32(&prefix[0..4]));
+        let flags = read_u32(&prefix[4..8]);
+        let payload_bytes =
+            u64::from(read_u32(&prefix[8..12])) | u64::from(read_u32(&prefix[12..16])) << 32;
+        for (announced, limit) in [
+            (header_bytes, MAX_HEADER_BYTES),
+            (payload_bytes, self.max_payload_bytes),
+        ] {
+            if announced > limit {
+                return Err(WireError::TooLarge { announced, limit });
+            }
+        }
+        let inline_bytes = if flags & SHARED == 0 {
+            payload_bytes
+        } else {
+            0
+        };
+        let header_at = PREFIX_BYTES;
+        let payload_at = header_at + header_bytes as usize;
+        let total = payload_at + inline_bytes as usize;
+        self.fill_to(total, deadline, peer)?;
+
+        let message = self.start;
+        self.start += total;
+        if flags & NEW_BUFFER != 0 {
+            let file = self.take_descriptor("a message without its shared buffer")?;
+            self.reader = Some(SharedReader::open(&file)?);
+        }
+        let descriptor = if flags & DESCRIPTOR == 0 {
+            None
+        } else {
+            Some(self.take_descriptor("a message without its descriptor")?)
+        };
+        let message = &self.received[message..message + total];
+        let payload = if flags & SHARED == 0 {
+            &message[payload_at..]
+        } else {
+            let reader = self
+                .reader
+                .as_ref()
+                .ok_or(WireError::Malformed("a payload without its buffer"))?;
+            reader.first(payload_bytes)?
+        };
+        Ok(Incoming {
+            header: &message[header_at..payload_at],
+            payload,
+            descriptor,
+        })
+    }
+
+    fn take_descriptor(&mut self, what: &'static str) -> Result<OwnedFd, WireError> {
+        if self.descriptors.is_empty() {
+            return Err(WireError::Malformed(what));
+        }
+        Ok(self.descriptors.remove(0))
+    }
+
+    fn encode<T: Serialize>(
+        &mut self,
+        header: &T,
+        flags: u32,
+        payload_bytes: u64,
+    ) -> Result<(), WireError> {
+        let mut buffer = std::mem::take(&mut self.header);
+        buffer.clear();
+        buffer.resize(PREFIX_BYTES, 0);
+        buffer = postcard::to_extend(header, buffer)?;
+        let header_bytes = u32::try_from(buffer.len() - PREFIX_BYTES)
+            .map_err(|_| WireError::Malformed("a header over 4 GiB"))?;
+        buffer[0..4].copy_from_slice(&header_bytes.to_le_bytes());
+        buffer[4..8].copy_from_slice(&flags.to_le_bytes());
+        buffer[8..16].copy_from_slice(&payload_bytes.to_le_bytes());
+        self.header = buffer;
+        Ok(())
+    }
+
+    /// Reads until at least `bytes` are buffered.
+    fn fill_to(
+        &mut self,
+        bytes: usize,
+        deadline: Option<Instant>,
+        peer: Option<BorrowedFd<'_>>,
+    ) -> Result<(), WireError> {
+        if self.end - self.start >= bytes {
+            return Ok(());
+        }
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        }
+        if self.received.len() - self.start < bytes {
+            self.received.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+            if self.received.len() < bytes {
+                self.received.resize(bytes.next_power_of_two(), 0);
+            }
+        }
+        while self.end - self.start < bytes {
+            wait_readable(&self.socket, deadline, peer)?;
+            self.read_some()?;
+        }
+        Ok(())
+    }
+
+    fn read_some(&mut self) -> Result<(), WireError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut self.received[self.end..])];
+        let result = retry(|| {
+            recvmsg(
+                &self.socket,
+                &mut slices,
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+        });
+        let count = match result {
+            Ok(message) if message.bytes == 0 => return Err(WireError::Closed),
+            Ok(message) => message.bytes,
+            Err(Errno::CONNRESET) => return Err(WireError::Closed),
+            Err(errno) => return Err(WireError::system("recvmsg")(errno)),
+        };
+        self.end += count;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptors.extend(descriptors);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn read_u32(bytes: &[u8]) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(bytes);
+    u32::from_le_bytes(number)
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Waits until `socket` has something to read.
+fn wait_readable(
+    socket: &OwnedFd,
+    deadline: Option<Instant>,
+    peer: Option<BorrowedFd<'_>>,
+) -> Result<(), WireError> {
+    if deadline.is_none() && peer.is_none() {
+        // Nothing else to watch: let the read itself block.
+        return Ok(());
+    }
+    loop {
+        let timeout = match deadline {
+            None => None,
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(WireError::TimedOut);
+                }
+                Timespec::try_from(left).ok()
+            }
+        };
+        let mut watched = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::from_borrowed_fd(peer.unwrap_or(socket.as_fd()), PollFlags::IN),
+        ];
+        match poll(&mut watched, timeout.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            // Data first: what a process wrote before it ended still counts.
+            Ok(_) if !watched[0].revents().is_empty() => return Ok(()),
+            Ok(_) => return Err(WireError::PeerExited),
+            Err(errno) => return Err(WireError::system("poll")(errno)),
+        }
+    }
+}
+
+/// Writes `head`, then `chunks`, however many calls that takes. A descriptor goes with the first
+/// byte.
+fn send_all(
+    socket: &OwnedFd,
+    head: &[u8],
+    chunks: &[&[u8]],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), WireError> {
+    let mut pieces = Vec::with_capacity(1 + chunks.len());
+    pieces.push(IoSlice::new(head));
+    pieces.extend(
+        chunks
+            .iter()
+            .filter(|chunk| !chunk.is_empty())
+            .map(|chunk| IoSlice::new(chunk)),
+    );
+    let mut pieces = pieces.as_mut_slice();
+    let mut descriptor = descriptor;
+    while !pieces.is_empty() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let attached;
+        if let Some(descriptor) = descriptor {
+            attached = [descriptor];
+            ancillary.push(SendAncillaryMessage::ScmRights(&attached));
+        }
+        let window = &pieces[..pieces.len().min(MAX_SLICES)];
+        let sent = retry(|| sendmsg(socket, window, &mut ancillary, SendFlags::NOSIGNAL));
+        match sent {
+            Ok(count) => {
+                descriptor = None;
+                IoSlice::advance_slices(&mut pieces, count);
+            }
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
+            Err(errno) => return Err(WireError::system("sendmsg")(errno)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::frame::{BatchDone, BatchOutcome, WorkerReply, WorkerRequest};
+
+    const LIMIT: u64 = 1 << 30;
+
+    fn ends() -> (Channel, Channel) {
+        let (one, other) = Channel::pair().unwrap();
+        (Channel::new(one, LIMIT), Channel::new(other, LIMIT))
+    }
+
+    fn soon() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_secs(10))
+    }
+
+    #[test]
+    fn payloads_of_every_size_arrive_as_sent() {
+        let (mut one, mut other) = ends();
+        let sizes = [
+            0,
+            1,
+            100,
+            65_535,
+            65_536,
+            65_537,
+            5 << 20,
+            70_000,
+            10,
+            12 << 20,
+        ];
+        let sender = std::thread::Builder::new()
+            .spawn(move || {
+                for size in sizes {
+                    let body: Vec<u8> = (0..size).map(|at: usize| (at % 251) as u8).collect();
+                    let (left, right) = body.split_at(size / 3);
+                    one.send_payload(&size, &[left, right]).unwrap();
+                    one.receive(soon(), None).unwrap();
+                }
+            })
+            .unwrap();
+        for size in sizes {
+            let incoming = other.receive(soon(), None).unwrap();
+            assert_eq!(incoming.header::<usize>().unwrap(), size);
+            assert_eq!(incoming.payload.len(), size);
+            let intact = incoming
+                .payload
+                .iter()
+                .enumerate()
+                .all(|(at, &b)| b == (at % 251) as u8);
+            assert!(intact, "payload of {size} bytes differs");
+            other.send(&(), None).unwrap();
+        }
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn messages_sent_together_are_read_one_by_one() {
+        let (mut one, mut other) = ends();
+        for number in 0..100_u32 {
+            one.send_payload(&number, &[&number.to_le_bytes()]).unwrap();
+        }
+        for number in 0..100_u32 {
+            let incoming = other.receive(soon(), None).unwrap();
+            assert_eq!(incoming.header::<u32>().unwrap(), number);
+            assert_eq!(incoming.payload, number.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn a_descriptor_arrives_with_its_message() {
+        let (mut one, mut other) = ends();
+        let (near, far) = Channel::pair().unwrap();
+        one.send(&1_u8, None).unwrap();
+        one.send(&2_u8, Some(far.as_fd())).unwrap();
+        drop(far);
+        assert!(other.receive(soon(), None).unwrap().descriptor.is_none());
+        let descriptor = other.receive(soon(), None).unwrap().descriptor.unwrap();
+        let (mut near, mut far) = (Channel::new(near, LIMIT), Channel::new(descriptor, LIMIT));
+        near.send(&WorkerRequest::Stop, None).unwrap();
+        let stop = far.receive(soon(), None).unwrap();
+        assert!(matches!(
+            stop.header::<WorkerRequest<'_>>().unwrap(),
+            WorkerRequest::Stop
+        ));
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_and_when_the_peer_closes() {
+        let (one, mut other) = ends();
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert!(matches!(
+            other.receive(Some(soon), None),
+            Err(WireError::TimedOut)
+        ));
+        drop(one);
+        assert!(matches!(other.receive(None, None), Err(WireError::Closed)));
+        assert!(matches!(other.send(&(), None), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn an_announced_size_over_the_limit_is_refused_before_memory_is_taken() {
+        let (one, other) = Channel::pair().unwrap();
+        let mut prefix = [0; PREFIX_BYTES];
+        prefix[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+        rustix::io::write(&one, &prefix).unwrap();
+        let mut other = Channel::new(other, 1000);
+        let error = other.receive(soon(), None).err().unwrap();
+        assert!(matches!(
+            error,
+            WireError::TooLarge {
+                announced: u64::MAX,
+                limit: 1000
+            }
+        ));
+    }
+
+    #[test]
+    fn a_buffer_that_could_shrink_is_refused() {
+        let (one, other) = Channel::pair().unwrap();
+        let file = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let mut head = vec![0; PREFIX_BYTES];
+        head[4] = (SHARED | NEW_BUFFER) as u8;
+        head[8] = 100;
+        send_all(&one, &head, &[], Some(file.as_fd())).unwrap();
+        let mut other = Channel::new(other, LIMIT);
+        assert!(matches!(
+            other.receive(soon(), None),
+            Err(WireError::Malformed(_))
+        ));
+    }
+
+    #[test]
+    fn garbage_in_a_header_is_an_error() {
+        let (mut one, mut other) = ends();
+        one.send(&u64::MAX, None).unwrap();
+        let incoming = other.receive(soon(), None).unwrap();
+        assert!(incoming.header::<WorkerReply<'_>>().is_err());
+    }
+
+    #[test]
+    fn replies_borrow_their_texts() {
+        let (mut one, mut other) = ends();
+        let done = WorkerReply::Done(BatchDone {
+            outcome: BatchOutcome::Items(vec![]),
+            metrics: vec![],
+        });
+        one.send_payload(&done, &[b"body"]).unwrap();
+        let incoming = other.receive(soon(), None).unwrap();
+        assert!(matches!(
+            incoming.header::<WorkerReply<'_>>().unwrap(),
+            WorkerReply::Done(_)
+        ));
+        assert_eq!(incoming.payload, b"body");
+    }
+}

@@ -1,0 +1,49 @@
+//! Why a channel cannot go on. Every variant ends the channel: after one, the peer's state is
+//! unknown.
+
+/// A fault of a channel.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// The other end is gone.
+    #[error("the other end closed the channel")]
+    Closed,
+    /// Nothing arrived before the deadline.
+    #[error("no message arrived in time")]
+    TimedOut,
+    /// The peer's process has ended, although its end of the channel is still open somewhere
+    /// (a grandchild may have inherited it).
+    #[error("the other process has ended")]
+    PeerExited,
+    /// A length in a message is over what this end accepts.
+    #[error("a message announces {announced} bytes, over the limit of {limit}")]
+    TooLarge {
+        /// Bytes announced.
+        announced: u64,
+        /// Bytes accepted.
+        limit: u64,
+    },
+    /// A message that does not decode.
+    #[error("a message could not be decoded: {0}")]
+    Malformed(&'static str),
+    /// A header that does not encode or decode.
+    #[error("a message header could not be coded")]
+    Header(#[from] postcard::Error),
+    /// The system refused a call.
+    #[error("{call} failed on a channel")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl WireError {
+    pub(crate) fn system(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::System {
+            call,
+            source: errno.into(),
+        }
+    }
+}

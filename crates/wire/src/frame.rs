@@ -1,0 +1,297 @@
+//! The messages. Those of the hot path borrow their texts from the receive buffer.
+//!
+//! A host has one *control* channel (its standard input at start) and one channel per worker, so
+//! that a worker's replies never wait behind another's.
+//!
+//! | channel | server → host | host → server |
+//! |---|---|---|
+//! | control | [`HostSetup`], then [`ControlRequest`] | [`HostReply`] |
+//! | worker | [`WorkerRequest`] | [`WorkerReply`] |
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The first message to a new host.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostSetup {
+    /// What to load before any worker starts; `None` leaves the host with the echo backend.
+    pub python: Option<PythonPlaces>,
+}
+
+/// Where the Python side lives; found once by the server, see `serving::pool::python`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PythonPlaces {
+    /// The plugin, built for this Python's minor version.
+    pub plugin: PathBuf,
+    /// The virtual environment's interpreter.
+    pub executable: PathBuf,
+    /// `sys.prefix` of that interpreter, compared after start: a wrong path does not fail, it
+    /// silently loses the environment.
+    pub prefix: PathBuf,
+    /// The shared libpython.
+    pub libpython: PathBuf,
+    /// `torch/lib` of the wheel; `None` when torch is not installed.
+    pub torch_lib: Option<PathBuf>,
+    /// The torch version found there.
+    pub torch_version: Option<String>,
+    /// The folder that holds the `ts` package.
+    pub handlers: PathBuf,
+}
+
+/// Server to host, on the control channel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum ControlRequest {
+    /// Start a worker thread on the socket that comes with this message.
+    AddWorker {
+        /// Names the thread.
+        worker: u32,
+    },
+}
+
+/// Host to server, on the control channel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum HostReply {
+    /// The host can take workers.
+    Ready,
+    /// It cannot, and will end.
+    Failed {
+        /// Why, in one line.
+        message: String,
+    },
+}
+
+/// Server to worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum WorkerRequest<'a> {
+    /// Build the backend. The first message on every worker channel.
+    Load(LoadModel),
+    /// Run one batch; the payload holds the parts' values, one after another.
+    #[serde(borrow)]
+    Run(RunBatch<'a>),
+    /// End the thread.
+    Stop,
+}
+
+/// What a worker needs to build its backend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadModel {
+    /// Registered name.
+    pub model_name: String,
+    /// Version.
+    pub model_version: String,
+    /// The unpacked archive.
+    pub model_dir: PathBuf,
+    /// Handler as the manifest or the registration spells it.
+    pub handler: String,
+    /// Which backend.
+    pub backend: BackendKind,
+    /// Accelerator leased to this worker.
+    pub gpu_id: Option<u32>,
+    /// Requests in one batch at most.
+    pub batch_size: u32,
+    /// Service envelope around the handler, if any.
+    pub service_envelope: Option<String>,
+    /// Keep the image library's guard against huge images.
+    pub limit_max_image_pixels: bool,
+    /// Decode JSON and text bodies before the handler sees them.
+    pub decode_input_request: bool,
+    /// Threads that one forward pass may use.
+    pub intra_op_threads: u32,
+    /// The server's version, as handlers see it.
+    pub server_version: String,
+    /// Bytes that one reply may have.
+    pub max_response_bytes: u64,
+    /// For the echo backend: how it behaves.
+    pub echo: EchoBehaviour,
+}
+
+/// The backends a worker can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BackendKind {
+    /// The user's Python handler.
+    Python,
+    /// Answers its input.
+    Echo,
+}
+
+/// How the echo backend behaves, from the `echo` key of `model-config.yaml`: a batch of `n` takes
+/// `batch_micros + n * item_micros`, and loading takes `load_micros`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+pub struct EchoBehaviour {
+    /// Time per batch.
+    pub batch_micros: u64,
+    /// Time per item.
+    pub item_micros: u64,
+    /// Time to load.
+    pub load_micros: u64,
+    /// Fail to load with this message.
+    pub load_error: Option<String>,
+}
+
+/// One batch.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RunBatch<'a> {
+    /// The requests, in the order of their payloads.
+    #[serde(borrow)]
+    pub items: Vec<RunItem<'a>>,
+}
+
+/// One request of a batch.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RunItem<'a> {
+    /// The server's id for it.
+    pub request_id: &'a str,
+    /// Headers for the handler.
+    #[serde(borrow)]
+    pub headers: Vec<(&'a str, &'a str)>,
+    /// Fields of the body.
+    #[serde(borrow)]
+    pub parts: Vec<RunPart<'a>>,
+}
+
+/// One field of a request's body.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RunPart<'a> {
+    /// The field's name.
+    pub name: &'a str,
+    /// Media type as sent.
+    pub content_type: &'a str,
+    /// Bytes it has in the payload.
+    pub value_bytes: u64,
+}
+
+/// Worker to server.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum WorkerReply<'a> {
+    /// The backend is ready.
+    Loaded,
+    /// The backend could not be built; the worker ends.
+    LoadFailed(LoadFailure),
+    /// The batch has run; the payload holds the replies' bodies, one after another.
+    #[serde(borrow)]
+    Done(BatchDone<'a>),
+}
+
+/// Why a backend could not be built.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct LoadFailure {
+    /// Whether another try may help.
+    pub kind: LoadFailureKind,
+    /// One line; the traceback is in the model log.
+    pub message: String,
+}
+
+/// Whether another try to load may help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LoadFailureKind {
+    /// Memory ran out.
+    OutOfMemory,
+    /// It cannot succeed: no such handler, an import error.
+    Permanent,
+    /// It may succeed later.
+    Transient,
+}
+
+/// A finished batch.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BatchDone<'a> {
+    /// What came of it.
+    #[serde(borrow)]
+    pub outcome: BatchOutcome<'a>,
+    /// Metrics the handler recorded.
+    #[serde(borrow)]
+    pub metrics: Vec<MetricEvent<'a>>,
+}
+
+/// What came of a batch.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum BatchOutcome<'a> {
+    /// One outcome per item, in the batch's order.
+    #[serde(borrow)]
+    Items(Vec<ItemOutcome<'a>>),
+    /// The batch failed as a whole.
+    Failed(RunFailure),
+}
+
+/// What came of one item.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ItemOutcome<'a> {
+    /// An answer.
+    #[serde(borrow)]
+    Reply(ItemReply<'a>),
+    /// This item failed, the others did not.
+    Failed(RunFailure),
+}
+
+/// One answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ItemReply<'a> {
+    /// HTTP status.
+    pub status: u16,
+    /// Reason phrase, often empty.
+    pub reason: &'a str,
+    /// Headers set by the handler.
+    #[serde(borrow)]
+    pub headers: Vec<(&'a str, &'a str)>,
+    /// Bytes it has in the payload.
+    pub body_bytes: u64,
+}
+
+/// Why a batch or an item failed (*torchserve-contract* 4.6).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RunFailure {
+    /// The handler raised.
+    HandlerFailed,
+    /// The handler chose a status and a text.
+    HandlerStatus {
+        /// The status.
+        code: u16,
+        /// The text.
+        message: String,
+    },
+    /// Memory ran out.
+    OutOfMemory,
+    /// The handler did not return a list.
+    NotAList,
+    /// The list's length is not the batch's.
+    LengthMismatch,
+    /// A result that cannot be sent.
+    UnsupportedOutput,
+    /// A reply over `max_response_size`.
+    ReplyTooLarge {
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+}
+
+/// One value of a metric that a handler recorded (*torchserve-contract* 6.6).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MetricEvent<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Value.
+    pub value: f64,
+    /// Unit, as the handler wrote it.
+    pub unit: &'a str,
+    /// How values combine.
+    pub kind: MetricKind,
+    /// Labels.
+    #[serde(borrow)]
+    pub dimensions: Vec<(&'a str, &'a str)>,
+}
+
+/// How the values of a metric combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetricKind {
+    /// They add up.
+    Counter,
+    /// The last one counts.
+    Gauge,
+    /// They are sorted into buckets.
+    Histogram,
+}
