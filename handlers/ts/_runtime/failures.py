@@ -1,0 +1,77 @@
+"""What a failure of a handler means to the server, and how it is told to the model's log."""
+
+import os
+import sys
+import traceback
+
+from ts._runtime.loader import HandlerError, files_named_by_manifest
+from ts.utils.util import PredictionException
+
+# What a client reads when a handler returned what cannot be sent, by kind.
+REFUSALS = {
+    "invalid_output": "Invalid model predict output",
+    "batch_mismatch": "number of batch response mismatched",
+    "unsupported_output": "Unsupported model output data type.",
+}
+
+_MAX_MESSAGE_CHARS = 2_000
+
+
+def load_kind(raised: BaseException, model_dir: str) -> str:
+    """`permanent`, `out_of_memory` or `failed`."""
+    if isinstance(raised, HandlerError | ImportError | SyntaxError):
+        return "permanent"
+    if _is_out_of_memory(raised, text_counts_for=RuntimeError):
+        return "out_of_memory"
+    for name in files_named_by_manifest(model_dir):
+        if not os.path.exists(os.path.join(model_dir, name)):
+            return "permanent"
+    return "failed"
+
+
+def run_kind(raised: BaseException) -> tuple[str, int, str]:
+    """The kind, status code and message for what `handle` raised."""
+    if isinstance(raised, PredictionException):
+        code = raised.error_code
+        if not isinstance(code, int) or not 100 <= code <= 999:
+            code = 500
+        return "handler_status", code, str(raised.message)
+    if _is_out_of_memory(raised, text_counts_for=Exception):
+        return "out_of_memory", 507, "Out of resources"
+    return "handler_failed", 503, "Prediction failed"
+
+
+def one_line(raised: BaseException) -> str:
+    """`Type: text` without line breaks, cut to a length that fits a reply."""
+    text = " ".join(f"{type(raised).__name__}: {_text(raised)}".split())
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def print_traceback(title: str, raised: BaseException) -> None:
+    """Writes the traceback under a title. One write, so that threads do not mix their lines."""
+    print_line(title + "\n" + "".join(traceback.format_exception(raised)).rstrip("\n"))
+
+
+def print_line(text: str) -> None:
+    """Writes to the model's log, even if the handler has replaced or closed `sys.stderr`."""
+    try:
+        sys.stderr.write(text + "\n")
+    except Exception:
+        os.write(2, (text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _is_out_of_memory(raised: BaseException, text_counts_for: type[Exception]) -> bool:
+    """Typed where torch has a type; TorchServe goes by the word `CUDA`, and its clients by that."""
+    if isinstance(raised, MemoryError):
+        return True
+    typed = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    if isinstance(typed, type) and isinstance(raised, typed):
+        return True
+    return isinstance(raised, text_counts_for) and "CUDA" in _text(raised)
+
+
+def _text(raised: BaseException) -> str:
+    try:
+        return str(raised)
+    except Exception:
+        return "<its text cannot be shown>"

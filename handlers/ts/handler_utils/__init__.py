@@ -1,0 +1,1 @@
+"""Helpers that handlers import."""

@@ -1,0 +1,1 @@
+"""Metrics of handlers, behind `context.metrics`."""

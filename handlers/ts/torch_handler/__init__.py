@@ -1,0 +1,1 @@
+"""Default handlers, and the classes that user handlers derive from."""
