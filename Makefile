@@ -16,9 +16,9 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 PLUGIN_ENV = LIBTORCH_USE_PYTORCH=1 VIRTUAL_ENV=$(VENV) PYO3_PYTHON=$(VENV)/bin/python \
 	PATH=$(VENV)/bin:$$PATH
 
-# Python that is formatted, linted and type-checked; the rules stand in handlers/pyproject.toml.
-PYTHON_SOURCES := handlers tests/python examples
-RUFF = $(VENV)/bin/ruff --config handlers/pyproject.toml
+# handlers/pyproject.toml rules all Python here; its own folder finds it by itself.
+RUFF := $(VENV)/bin/ruff
+RUFF_ELSEWHERE := --config handlers/pyproject.toml tests examples
 
 DENY_VERSION := 0.20.2
 DENY := $(TARGET)/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
@@ -33,7 +33,7 @@ help: ## list the targets
 # --- build ---------------------------------------------------------------------------------------
 
 .PHONY: venv
-venv: $(VENV)/.installed ## .venv with the pinned torch, the `ts` package and the test tools
+venv: $(VENV)/.installed ## .venv with the pinned torch and the test tools
 
 .PHONY: build
 build: build-server build-plugin ## release build: server, archiver and plugin
@@ -66,7 +66,8 @@ bench: build ## load runs against plain torch (tests/bench)
 .PHONY: fmt
 fmt: venv ## format Rust and Python
 	$(CARGO) fmt --all
-	$(RUFF) format $(PYTHON_SOURCES)
+	$(RUFF) format handlers
+	$(RUFF) format $(RUFF_ELSEWHERE)
 
 .PHONY: check
 check: lint-rust test-rust deny ## format, lints and tests that need neither torch nor Python
@@ -96,8 +97,10 @@ test-plugin: build-plugin
 
 .PHONY: lint-python
 lint-python: venv
-	$(RUFF) format --check $(PYTHON_SOURCES)
-	$(RUFF) check $(PYTHON_SOURCES)
+	$(RUFF) format --check handlers
+	$(RUFF) format --check $(RUFF_ELSEWHERE)
+	$(RUFF) check handlers
+	$(RUFF) check $(RUFF_ELSEWHERE)
 	cd handlers && $(VENV)/bin/mypy
 
 .PHONY: test-python
@@ -143,12 +146,11 @@ export PYTHON_CHECK
 
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check
 
-$(VENV)/.installed: requirements.txt requirements-dev.txt handlers/pyproject.toml
+$(VENV)/.installed: requirements.txt requirements-dev.txt
 	@$(PYTHON) -c "$$PYTHON_CHECK"
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing torch and the test tools into .venv: about 2 GB of downloads'
 	$(PIP_INSTALL) -r requirements.txt -r requirements-dev.txt
-	$(PIP_INSTALL) --no-deps --editable handlers
 	touch $@
 
 $(VENV)/.example-installed: examples/image_classifier/requirements.txt $(VENV)/.installed

@@ -11,6 +11,7 @@ from pathlib import Path
 
 
 def main() -> int:
+    """Runs the command; 0 if the answer is as expected."""
     names_file, answer_file, first, last = sys.argv[1:]
     names = json.loads(Path(names_file).read_text(encoding="utf-8"))
     number_of = {name: int(index) for index, name in names.items()}

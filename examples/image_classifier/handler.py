@@ -14,6 +14,7 @@ class EfficientNetLiteClassifier(ImageClassifier):
 
     image_processing = transforms.Compose(
         [
+            transforms.Lambda(lambda image: image.convert("RGB")),
             transforms.Resize(256, interpolation=transforms.InterpolationMode.BICUBIC),
             transforms.CenterCrop(224),
             transforms.ToTensor(),

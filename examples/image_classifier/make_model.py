@@ -70,6 +70,7 @@ def copy_photos(folder: Path) -> None:
 
 
 def main() -> None:
+    """Runs the command."""
     parser = argparse.ArgumentParser(description="Write the example's model, names and photos.")
     parser.add_argument("folder", type=Path, help="where to write them; made if missing")
     folder = parser.parse_args().folder

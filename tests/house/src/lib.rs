@@ -1,7 +1,7 @@
 //! What the rules in `tests/` read: the repository's files, its manifests and the tokens of its Rust
 //! sources. A rule that was said twice in review becomes a test there.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use proc_macro2::{TokenStream, TokenTree};
@@ -27,14 +27,22 @@ pub struct SourceFile {
 }
 
 /// The repository's root.
+///
+/// Taken from the folder a test is run in, its package's, and not from the one it was compiled in: a
+/// target folder may be shared by two clones.
+///
+/// # Panics
+///
+/// If a test was started by hand from somewhere else.
 #[must_use]
 pub fn root() -> PathBuf {
-    let house = Path::new(env!("CARGO_MANIFEST_DIR"));
-    house
-        .ancestors()
-        .nth(2)
-        .expect("the house stands two folders below the root")
-        .to_path_buf()
+    let house = std::env::current_dir().expect("a test has a current folder");
+    let root = house.ancestors().nth(2).unwrap_or(&house);
+    assert!(
+        root.join("tests/house").is_dir(),
+        "run the house tests with `cargo test -p ts-house`"
+    );
+    root.to_path_buf()
 }
 
 /// The text of the file at `path` below the root.
