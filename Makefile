@@ -110,7 +110,7 @@ test-python: build
 
 .PHONY: deny
 deny: $(DENY) ## licences, banned crates and sources of the dependencies
-	$(DENY) --log-level error --offline --locked check bans licenses sources
+	$(DENY) --log-level error --locked check bans licenses sources
 
 .PHONY: advisories
 advisories: $(DENY) ## known vulnerabilities in the dependencies (fetches the advisory database)

@@ -22,11 +22,11 @@ server_pid=
 say() { printf '\n== %s\n' "$*"; }
 
 fail() {
-    printf '\ndemo failed: %s\n' "$*" >&2
     if [[ -n $server_pid && -s $log ]]; then
-        printf -- '-- the last lines of %s:\n' "$log" >&2
+        printf -- '\n-- the last lines of %s:\n' "$log" >&2
         tail -n 40 "$log" >&2
     fi
+    printf '\ndemo failed: %s\n' "$*" >&2
     exit 1
 }
 
