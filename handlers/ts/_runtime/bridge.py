@@ -165,7 +165,7 @@ class Session:
                     (*processor.reply_head(), values.body(answer))
                     for processor, answer in zip(processors, answers, strict=True)
                 ]
-        except values.UnsupportedOutput as refused:
+        except values.UnsupportedOutputError as refused:
             return self._refused(items, "unsupported_output", str(refused))
         except BaseException as raised:
             # Also `SystemExit`: the callers of this batch are owed an answer.

@@ -35,7 +35,7 @@ def run_kind(raised: BaseException) -> tuple[str, int, str]:
         code = raised.error_code
         if not isinstance(code, int) or not 100 <= code <= 999:
             code = 500
-        return "handler_status", code, str(raised.message)
+        return "handler_status", code, _text(raised.message)
     if _is_out_of_memory(raised, text_counts_for=Exception):
         return "out_of_memory", 507, "Out of resources"
     return "handler_failed", 503, "Prediction failed"
@@ -49,7 +49,12 @@ def one_line(raised: BaseException) -> str:
 
 def print_traceback(title: str, raised: BaseException) -> None:
     """Writes the traceback under a title. One write, so that threads do not mix their lines."""
-    print_line(title + "\n" + "".join(traceback.format_exception(raised)).rstrip("\n"))
+    try:
+        details = "".join(traceback.format_exception(raised)).rstrip("\n")
+    except Exception:
+        # An exception of the handler's own making can refuse to be shown.
+        details = one_line(raised)
+    print_line(f"{title}\n{details}")
 
 
 def print_line(text: str) -> None:
@@ -70,8 +75,8 @@ def _is_out_of_memory(raised: BaseException, text_counts_for: type[Exception]) -
     return isinstance(raised, text_counts_for) and "CUDA" in _text(raised)
 
 
-def _text(raised: BaseException) -> str:
+def _text(value: object) -> str:
     try:
-        return str(raised)
+        return str(value)
     except Exception:
         return "<its text cannot be shown>"

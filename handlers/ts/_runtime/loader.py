@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
@@ -15,6 +16,8 @@ from ts.utils.util import list_classes_from_module
 _DEFAULT_ENTRY = "handle"
 _DEFAULT_HANDLERS = "ts.torch_handler"
 _ENVELOPES = "ts.torch_handler.request_envelope"
+
+_import_lock = threading.RLock()
 
 
 class HandlerError(Exception):
@@ -87,7 +90,7 @@ def import_handler(handler: str, model_dir: str) -> Callable[..., Any]:
         for method in (_DEFAULT_ENTRY, "initialize"):
             if not callable(getattr(found, method, None)):
                 raise HandlerError(f"Expect {method} method in class {found.__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def wrap_in_envelope(name: str | None, entry: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +131,7 @@ def _import_module(
         sys.path.insert(0, model_dir)
     path = os.path.join(model_dir, f"{name}.py")
     if os.path.isfile(path):
-        return _import_file(name, path), entry
+        return import_file(path), entry
     if (module := _import_if_present(name)) is not None:
         return module, entry
     # `package.module.function`.
@@ -144,28 +147,30 @@ def _import_module(
     )
 
 
-def _import_file(name: str, path: str) -> ModuleType:
-    """Imports one file, under its own name where that is free."""
-    known = sys.modules.get(name)
-    if known is not None and _is_file(known, path):
-        return known
-    if known is not None or name in sys.stdlib_module_names:
-        name = f"_handler_{name}"
+def import_file(path: str) -> ModuleType:
+    """Imports one file of the archive, once, under its own name where that is free."""
+    name = os.path.basename(path).removesuffix(".py")
+    # Workers that share a host must not see each other's half-executed modules.
+    with _import_lock:
         known = sys.modules.get(name)
-        if known is not None:
+        if known is not None and _is_file(known, path):
             return known
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise HandlerError(f"`{path}` is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    # Registered first, as `import` does: dataclasses and pickle look a class's module up.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        if known is not None or name in sys.stdlib_module_names:
+            name = f"_archive_{name}"
+            if name in sys.modules:
+                return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise HandlerError(f"`{path}` is not a Python module")
+        module = importlib.util.module_from_spec(spec)
+        # Registered first, as `import` does: dataclasses and pickle look a class's module up.
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+        return module
 
 
 def _import_if_present(name: str) -> ModuleType | None:

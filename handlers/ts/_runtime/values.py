@@ -14,7 +14,7 @@ from ts.context import Part
 _logger = logging.getLogger(__name__)
 
 
-class UnsupportedOutput(Exception):
+class UnsupportedOutputError(Exception):
     """A result that is neither bytes, text, tensor nor JSON."""
 
 
@@ -49,7 +49,7 @@ def _decoded(name: str, content_type: str, value: bytearray) -> Any:
 def body(answer: Any) -> bytes | bytearray:
     """The bytes to send for one result.
 
-    Raises `UnsupportedOutput` for what has no form on the wire.
+    Raises `UnsupportedOutputError` for what has no form on the wire.
     """
     if isinstance(answer, bytes | bytearray):
         return answer
@@ -61,14 +61,10 @@ def body(answer: Any) -> bytes | bytearray:
     if isinstance(tensor_type, type) and isinstance(answer, tensor_type):
         return _saved(torch, answer)
     try:
-        return _json(answer).encode("ascii")
+        return json.dumps(answer, indent=2).encode("ascii")
     except (TypeError, ValueError, OverflowError, RecursionError) as refused:
         name = type(answer).__name__
-        raise UnsupportedOutput(f"a `{name}` cannot be sent: {refused}") from refused
-
-
-def _json(answer: Any) -> str:
-    return json.dumps(answer, indent=2)
+        raise UnsupportedOutputError(f"a `{name}` cannot be sent: {refused}") from refused
 
 
 def _saved(torch: Any, tensor: Any) -> bytes:

@@ -48,7 +48,8 @@ class CachingMetric:
                 raise ValueError("a counter cannot go down")
         except (TypeError, ValueError, OverflowError) as refused:
             logger.error(
-                "[METRICS]Failed to update metric with name:%s and dimensions: %s with value: %s: %s",
+                "[METRICS]Failed to update metric with name:%s and dimensions: %s "
+                "with value: %s: %s",
                 self.metric_name,
                 ",".join(map(str, dimension_values)),
                 value,

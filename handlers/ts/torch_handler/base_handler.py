@@ -1,16 +1,16 @@
 """The handler that most handlers derive from: load, preprocess, infer, postprocess."""
 
-import importlib.util
 import logging
 import os
-import sys
+import pickle
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ts._runtime.loader import import_file
 from ts.handler_utils.timer import timed
+from ts.torch_handler.compilation import compiled
 from ts.utils.util import list_classes_from_module, load_label_mapping
 
 logger = logging.getLogger(__name__)
@@ -83,9 +83,12 @@ class BaseHandler:
             )
         self.model.to(self.device)
         self.model.eval()
+        self.model = compiled(self.model, self.model_yaml_config.get("pt2"))
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
-        return torch.jit.load(model_pt_path, map_location=self.device)
+        return torch.jit.load(  # type: ignore[no-untyped-call]
+            model_pt_path, map_location=self.device
+        )
 
     def _load_pickled_model(
         self, model_dir: str, model_file: str, model_pt_path: str | None
@@ -94,13 +97,13 @@ class BaseHandler:
         path = os.path.join(model_dir, model_file)
         if not os.path.isfile(path):
             raise RuntimeError(f"Missing the model.py file: `{path}`")
-        classes = list_classes_from_module(_import_file(path))
+        classes = list_classes_from_module(import_file(path))
         if len(classes) != 1:
             names = ", ".join(f"`{found.__name__}`" for found in classes) or "none"
             raise ValueError(
                 f"Expected only one class as model definition; `{model_file}` defines {names}"
             )
-        model = classes[0]()
+        model: torch.nn.Module = classes[0]()
         if model_pt_path:
             model.load_state_dict(_load_state(model_pt_path, self.device))
         return model
@@ -140,14 +143,10 @@ class BaseHandler:
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
         """Explains the first request through `get_insights`, which a subclass provides."""
-        row = raw_data[0]
-        target: Any = 0
-        inputs = row
-        if isinstance(row, dict):
-            inputs = row.get("data") or row.get("body")
-            target = row.get("target") or 0
-            if isinstance(inputs, dict):
-                target = inputs.get("target") or target
+        inputs, target = raw_data[0], 0
+        if isinstance(inputs, dict):
+            target = inputs.get("target") or 0
+            inputs = inputs.get("data") or inputs.get("body")
         return self.get_insights(data_preprocess, inputs, target)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any) -> list[Any]:
@@ -198,30 +197,11 @@ def _load_state(path: str, device: Any) -> Any:
                 f"`{path}` needs the package `safetensors`", name=missing.name
             ) from missing
         return load_file(path, device=str(device))
-    # Never more than weights: a full pickle runs whatever code it brings, and a handler that
-    # trusts its file can load it itself.
-    return torch.load(path, map_location=device, weights_only=True)
-
-
-def _import_file(path: str) -> Any:
-    """The model file as a module: TorchServe's name for it, which pickles inside rely on."""
-    name = Path(path).name.split(".")[0]
-    known = sys.modules.get(name)
-    if known is not None:
-        place = getattr(known, "__file__", None)
-        if place and os.path.exists(place) and os.path.samefile(place, path):
-            return known
-        name = f"_model_{name}"
-        if name in sys.modules:
-            return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"model file `{path}` is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        return torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as refused:
+        # A full pickle runs whatever code it brings.
+        raise RuntimeError(
+            f"`{path}` holds more than weights and is not loaded. Save `model.state_dict()`, or "
+            f"load the file in `initialize` of a handler that trusts it: {refused}"
+        ) from refused

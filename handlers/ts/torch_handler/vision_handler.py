@@ -2,7 +2,6 @@
 
 import base64
 import io
-import warnings
 from abc import ABC
 from typing import Any
 
@@ -19,9 +18,10 @@ class VisionHandler(BaseHandler, ABC):
     image_processing: Any
 
     def initialize(self, context: Any) -> None:
-        """Also reads whether Pillow's limit on pixels holds."""
+        """Also lifts Pillow's limit on pixels where the server does not want it."""
         super().initialize(context)
-        self._limit_pixels = context.system_properties.get("limit_max_image_pixels", True)
+        if not context.system_properties.get("limit_max_image_pixels", True):
+            Image.MAX_IMAGE_PIXELS = None
 
     @timed
     def preprocess(self, data: Any) -> torch.Tensor:
@@ -33,20 +33,10 @@ class VisionHandler(BaseHandler, ABC):
         if isinstance(value, str):
             value = base64.b64decode(value)
         if isinstance(value, bytes | bytearray):
-            return self.image_processing(self._decode(value))  # type: ignore[no-any-return]
+            # Not converted: a subclass may want one channel, or four.
+            image = Image.open(io.BytesIO(value))
+            return self.image_processing(image)  # type: ignore[no-any-return]
         return torch.tensor(value, dtype=torch.float32)
-
-    def _decode(self, encoded: bytes | bytearray) -> Image.Image:
-        image = Image.open(io.BytesIO(encoded))
-        limit = Image.MAX_IMAGE_PIXELS
-        # Pillow itself only warns up to twice its limit. Its limit is the process's, workers are
-        # threads of one process, so it is applied here.
-        if getattr(self, "_limit_pixels", True) and limit and image.width * image.height > limit:
-            raise Image.DecompressionBombError(
-                f"image of {image.width} by {image.height} pixels exceeds the limit of {limit}; "
-                "`limit_max_image_pixels=false` lifts it"
-            )
-        return image.convert("RGB") if image.mode == "P" else _loaded(image)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> list[Any]:
         """Integrated gradients of the prediction for `target`."""
@@ -56,4 +46,12 @@ class VisionHandler(BaseHandler, ABC):
             raise ModuleNotFoundError(
                 "explanations need the package `captum`", name=missing.name
             ) from missing
-        return IntegratedGradients(self.model).attribute(tensor_data, target=target, n_steps=15).tolist()
+        attribute = IntegratedGradients(self.model).attribute
+        return attribute(tensor_data, target=target, n_steps=15).tolist()  # type: ignore[no-any-return]
+
+
+def _value(row: Any) -> Any:
+    """The image of one request, by either of its usual names."""
+    if not isinstance(row, dict):
+        return row
+    return row.get("data") or row.get("body")

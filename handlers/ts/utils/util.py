@@ -1,5 +1,6 @@
 """Helpers that handlers import: the exception clients may see, labels, classes, YAML."""
 
+import enum
 import functools
 import inspect
 import itertools
@@ -108,3 +109,30 @@ def deprecated(version: str, replacement: str = "") -> Callable[[Callable[..., A
         return call
 
     return mark
+
+
+class PT2Backend(enum.StrEnum):
+    """The backends of `torch.compile` that `model-config.yaml` may name."""
+
+    EAGER = "eager"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+    NVFUSER = "nvfuser"
+    AOT_NVFUSER = "aot_nvfuser"
+    AOT_CUDAGRAPHS = "aot_cudagraphs"
+    OFI = "ofi"
+    FX2TRT = "fx2trt"
+    ONNXRT = "onnxrt"
+    IPEX = "ipex"
+    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
+    OPENVINO = "openvino"
+    TENSORRT = "tensorrt"
+    HPU_BACKEND = "hpu_backend"
+
+
+def check_valid_pt2_backend(backend: str) -> bool:
+    """Whether `backend` is one of `PT2Backend`; warns if not."""
+    if backend in set(PT2Backend):
+        return True
+    logger.warning("%s is not a supported backend", backend)
+    return False

@@ -1,0 +1,1 @@
+"""For unit tests of handlers."""
