@@ -93,7 +93,8 @@ endif
 # With the release profile, as `build-plugin`, so that torch's bindings are compiled once.
 .PHONY: test-plugin
 test-plugin: build-plugin
-	$(PLUGIN_ENV) $(CARGO) clippy --release --locked -p ts-plugin -- -D warnings
+	$(PLUGIN_ENV) $(CARGO) clippy --release --locked -p ts-plugin --all-targets -- -D warnings
+	$(PLUGIN_ENV) $(CARGO) test --release --locked -p ts-plugin
 
 .PHONY: lint-python
 lint-python: venv
