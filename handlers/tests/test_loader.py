@@ -145,6 +145,39 @@ def test_a_handler_called_like_a_standard_module_does_not_replace_it(load):
     assert "model" not in str(random.__file__)
 
 
+def test_files_named_like_standard_modules_do_not_reach_the_runtime(make_model, tmp_path):
+    names = ("base64", "json", "linecache", "logging", "pickle", "tokenize", "traceback", "uuid")
+    files = {f"{name}.py": "raise RuntimeError('the runtime got this')\n" for name in names}
+    source = "def handle(data, context):\n    if data: raise ValueError('from the handler')\n"
+    spec = make_model(files | {"handler.py": source})
+    code = (
+        "import sys, json; sys.path.insert(0, sys.argv[1])\n"
+        "from ts._runtime import bridge; bridge.start_interpreter()\n"
+        "session, kind, message = bridge.load(json.loads(sys.argv[2]))\n"
+        "assert session, message\n"
+        "print(session.run([('id', {}, [('body', '', bytearray(b'x'))])])[0])\n"
+        "import ts.torch_handler.vision_handler"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(Path(__file__).parents[1]), json.dumps(spec)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "handler_failed\n"), done.stderr
+    assert "ValueError: from the handler" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "handler",
+    ["base_handler", "base_handler.py", "base_handler:handle", "ts/base_handler.py:handle"],
+)
+def test_default_handlers_go_by_their_names(make_model, handler):
+    files = {"net.py": "import torch\nclass Net(torch.nn.Identity): pass\n"}
+    session, _, message = bridge.load(make_model(files, handler, {"modelFile": "net.py"}))
+    assert session is not None, message
+
+
 def test_dataclasses_and_pickle_find_a_private_modules_classes(load):
     source = """
 import dataclasses, pickle

@@ -5,6 +5,7 @@ once; then each worker thread calls `load` once and `Session.run` for each batch
 handler are expected, so they come back as data: nothing here raises because of a handler.
 """
 
+import importlib
 import os
 import sys
 import threading
@@ -26,6 +27,10 @@ Outcome = tuple[str, int, str, list[Reply], list[Emission]]
 # Metrics that wait for the end of a batch. Only a handler that emits from a thread of its own and
 # is never called can reach the limit; it then loses its oldest ones and not the host its memory.
 _MAX_PENDING_METRICS = 10_000
+
+# What this package, or the standard library on its behalf, imports only when it is needed. By then
+# the model's folder comes first on the path, and its files may have these names.
+_LATE_IMPORTS = ("base64", "linecache", "pickle", "socket", "tokenize")
 
 _load_lock = threading.Lock()
 
@@ -49,6 +54,8 @@ class Spec(TypedDict):
 
 def start_interpreter() -> None:
     """Prepares the process: output and logging. Called once, before any `load`."""
+    for name in _LATE_IMPORTS:
+        importlib.import_module(name)
     logs.start()
 
 

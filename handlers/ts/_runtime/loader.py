@@ -140,7 +140,7 @@ def _import_module(
         module = _import_if_present(package)
         if module is not None and hasattr(module, attribute):
             return module, attribute
-    if (module := _import_if_present(f"{_DEFAULT_HANDLERS}.{handler}")) is not None:
+    if (module := _import_if_present(f"{_DEFAULT_HANDLERS}.{name}")) is not None:
         return module, entry
     raise HandlerError(
         f"no handler module `{name}` in the archive, and no default handler `{handler}`"
