@@ -43,6 +43,9 @@ pub enum MemberFault {
     /// `NUL`, `COM1` and their kind.
     #[error("its name is reserved for a device")]
     Device,
+    /// Below `MAR-INF`, where only the manifest is.
+    #[error("`MAR-INF` holds the manifest, which is always written anew")]
+    Reserved,
     /// Too long.
     #[error("its path is longer than 2048 bytes, or a name in it longer than 255")]
     TooLong,
