@@ -129,7 +129,10 @@ def test_models_that_cannot_be_loaded(make_model, files, model, kind, text):
 
 
 def test_inference_keeps_no_autograd_graph_and_leaves_the_thread_as_it_was(torch, make_model):
+    # A step of the user's own, without a guard.
     source = HANDLER + (
+        "    def inference(self, data):\n"
+        "        return self.model(data)\n"
         "    def postprocess(self, data):\n"
         "        assert data.is_inference() and data.grad_fn is None\n"
         "        if data.sum() > 1e6: raise ValueError\n"

@@ -155,7 +155,7 @@ def import_file(path: str) -> ModuleType:
         known = sys.modules.get(name)
         if known is not None and _is_file(known, path):
             return known
-        if known is not None or name in sys.stdlib_module_names:
+        if known is not None:
             name = f"_archive_{name}"
             if name in sys.modules:
                 return sys.modules[name]

@@ -58,6 +58,8 @@ class BaseHandler:
         elif torch.backends.mps.is_available():
             self.map_location = "mps"
             self.device = torch.device("mps")
+        else:
+            logger.warning("torch cannot reach GPU %s; the model runs on the CPU", gpu_id)
 
     def _load_model(self, model_dir: str, entry: dict[str, Any]) -> None:
         serialized_file = entry.get("serializedFile")
