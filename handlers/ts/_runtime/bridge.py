@@ -36,7 +36,7 @@ _load_lock = threading.Lock()
 
 
 class Spec(TypedDict):
-    """What the server tells a worker about its model."""
+    """What the server tells a worker about its model. The folder is an absolute path."""
 
     model_name: str
     model_version: str
@@ -91,8 +91,8 @@ def _load(spec: Spec) -> "Session":
         model_yaml_config=loader.read_model_config(model_dir, manifest),
     )
     with _load_lock:
-        # Both are the process's and not the thread's; one host has one model folder.
-        if spec["change_dir"] and not os.path.samefile(os.getcwd(), model_dir):
+        # The process's and not the thread's, but all workers of a host have one model folder.
+        if spec["change_dir"]:
             os.chdir(model_dir)
         handler = loader.import_handler(spec["handler"], model_dir)
         threads_set = _set_intra_op_threads(spec["intra_op_threads"])
@@ -117,9 +117,11 @@ def _set_intra_op_threads(count: int) -> bool:
 
     Done as soon as torch is there, so that a handler's own `set_num_threads` wins.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or count < 1:
+    if "torch" not in sys.modules or count < 1:
         return False
+    # Not out of `sys.modules`: another worker may be in the midst of importing it.
+    import torch
+
     torch.set_num_threads(count)
     return True
 
