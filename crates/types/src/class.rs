@@ -30,6 +30,8 @@ pub enum Subject {
 pub enum ErrorClass {
     /// The caller's input is wrong.
     InvalidRequest(Invalid),
+    /// The caller did not show that the action is theirs to do.
+    Unauthenticated,
     /// The action is understood and refused.
     Forbidden,
     /// Something the caller named does not exist.
