@@ -26,6 +26,32 @@ pub enum HostError {
         #[source]
         source: libloading::Error,
     },
+    /// The environment has no torch.
+    #[error(
+        "the plugin links torch `{wanted}`, even for models that do not use it, and `{}` has \
+         none; run `{} -m pip install torch=={wanted}`", executable.display(), executable.display()
+    )]
+    NoTorch {
+        /// The torch that the plugin is compiled against.
+        wanted: &'static str,
+        /// The environment's interpreter.
+        executable: PathBuf,
+    },
+    /// The environment has another torch.
+    #[error(
+        "the plugin needs torch `{wanted}`, `{}` is torch `{found}`; run `{} -m pip install \
+         torch=={wanted}`", folder.display(), executable.display()
+    )]
+    TorchVersion {
+        /// The torch that the plugin is compiled against.
+        wanted: &'static str,
+        /// The torch that was found.
+        found: String,
+        /// Where.
+        folder: PathBuf,
+        /// The environment's interpreter.
+        executable: PathBuf,
+    },
     /// The plugin came back with a fault; it has reported the reason itself.
     #[error("the plugin ended with status {0}")]
     Plugin(i32),

@@ -34,7 +34,10 @@ pub fn run() -> ExitCode {
             let socket = control.into_socket();
             let kept = socket.try_clone().ok();
             let ran = postcard_bytes(&setup).and_then(|bytes| run_plugin(places, &bytes, socket));
-            if let (Err(error @ HostError::Library { .. }), Some(socket)) = (&ran, kept) {
+            // Whatever kept the plugin from running; the plugin reports for itself.
+            if let (Err(error), Some(socket)) = (&ran, kept)
+                && !matches!(error, HostError::Plugin(_))
+            {
                 let mut control = Channel::new(socket, MAX_CONTROL_PAYLOAD_BYTES);
                 let failed = HostReply::Failed {
                     message: with_sources(error),
@@ -106,7 +109,7 @@ fn take_stdin() -> Result<OwnedFd, HostError> {
 }
 
 /// An error and its causes on one line.
-pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

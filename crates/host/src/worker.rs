@@ -16,6 +16,10 @@ use crate::{BackendFactory, Batch, BatchItem, BatchResult, HostError};
 /// The server bounds every body before it queues it, so what it sends needs no second bound here.
 const MAX_BATCH_PAYLOAD_BYTES: u64 = u64::MAX >> 1;
 
+/// As much as the first thread of a process usually has. Python's limit on recursion counts on it,
+/// and the two MiB of Rust's threads overflow before it is reached.
+const STACK_BYTES: usize = 8 << 20;
+
 /// Starts a worker on its socket. The thread ends, and the socket closes, when the server asks for
 /// it, when the model cannot be loaded, and after a panic; the server tells these apart by what it
 /// was told before.
@@ -35,6 +39,7 @@ pub(crate) fn spawn(
     };
     std::thread::Builder::new()
         .name(format!("worker-{worker}"))
+        .stack_size(STACK_BYTES)
         .spawn(body)
         .map(drop)
         .map_err(|source| HostError::System {
