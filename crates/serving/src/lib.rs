@@ -1,1 +1,75 @@
-//! To come.
+//! The core: registry, queues, batching, worker pools and hosts.
+//!
+//! Dialects see two services: [`InferenceService`] runs requests, [`ManagementService`] registers
+//! and removes models. What stands behind them is private, so no adapter can reach past them.
+//!
+//! A request's way: `inference.rs` resolves it in `registry.rs`, wraps it in a job (`job.rs`) and
+//! puts it into the version's queue (`queue.rs`). The dispatcher thread of an idle worker
+//! (`pool/dispatcher.rs`) cuts a batch as `batch.rs` says, sends it to the worker in its host
+//! (`pool/hosts.rs`), and answers the jobs.
+
+mod batch;
+mod config;
+mod error;
+mod inference;
+mod job;
+mod management;
+mod metrics;
+mod pool;
+mod queue;
+mod registry;
+mod spec;
+mod store;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use config::{HostConfig, ModelDefaults, ModelOverrides, ServingConfig};
+pub use error::{Refusal, ServingError, StartFailure};
+pub use inference::InferenceService;
+pub use management::{
+    Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
+    WorkerDescription,
+};
+
+/// What both services work on.
+pub(crate) struct Core {
+    config: ServingConfig,
+    registry: registry::Registry,
+    surroundings: Arc<pool::Surroundings>,
+    stopping: AtomicBool,
+}
+
+impl Core {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn stop_accepting(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Starts the core: prepares the work folder, starts no model.
+///
+/// # Errors
+/// [`ServingError::Disk`] when the work folder cannot be used.
+pub fn start(
+    config: ServingConfig,
+) -> Result<(Arc<InferenceService>, Arc<ManagementService>), ServingError> {
+    fs_err::create_dir_all(&config.work_dir).map_err(|source| ServingError::Disk {
+        path: config.work_dir.clone(),
+        source,
+    })?;
+    metrics::describe();
+    let core = Arc::new(Core {
+        surroundings: Arc::new(pool::Surroundings::new(config.hosts.clone())),
+        config,
+        registry: registry::Registry::default(),
+        stopping: AtomicBool::new(false),
+    });
+    Ok((
+        Arc::new(InferenceService::new(Arc::clone(&core))),
+        Arc::new(ManagementService::new(core)),
+    ))
+}

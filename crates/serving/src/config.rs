@@ -1,0 +1,89 @@
+//! What the operator settled, in the form the core wants it: resolved, typed, without origins.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use regex::RegexSet;
+use ts_archive::UnpackLimits;
+use ts_types::{Isolation, ModelName, Version};
+
+/// Everything the core needs to know.
+#[derive(Debug, Clone)]
+pub struct ServingConfig {
+    /// Folder that model names in registrations are looked up in.
+    pub model_store: Option<PathBuf>,
+    /// Folder for unpacked archives; this server's own, emptied of leftovers at start.
+    pub work_dir: PathBuf,
+    /// Which URLs a registration may fetch from.
+    pub allowed_urls: RegexSet,
+    /// Limits while unpacking an archive.
+    pub unpack_limits: UnpackLimits,
+    /// Bytes that a downloaded archive may have.
+    pub max_download_bytes: u64,
+    /// Defaults for every model.
+    pub defaults: ModelDefaults,
+    /// The `models` property (*torchserve-contract* 2.6).
+    pub per_model: HashMap<ModelName, HashMap<Version, ModelOverrides>>,
+    /// How hosts are made.
+    pub hosts: HostConfig,
+}
+
+/// Defaults that hold for every model unless its archive or its registration says otherwise.
+#[derive(Debug, Clone)]
+pub struct ModelDefaults {
+    /// `default_workers_per_model`; `None` when the operator did not set it.
+    pub workers: Option<usize>,
+    /// `default_response_timeout`.
+    pub response_timeout: Duration,
+    /// `default_startup_timeout`.
+    pub startup_timeout: Duration,
+    /// `unregister_model_timeout`.
+    pub unregister_timeout: Duration,
+    /// `job_queue_size`.
+    pub job_queue_size: usize,
+    /// `default_service_handler`.
+    pub handler: Option<String>,
+    /// `worker_isolation`; `None` lets the kind of model decide.
+    pub isolation: Option<Isolation>,
+}
+
+/// Settings of one model version from the `models` property.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelOverrides {
+    /// `minWorkers`.
+    pub min_workers: Option<usize>,
+    /// `maxWorkers`.
+    pub max_workers: Option<usize>,
+    /// `batchSize`.
+    pub batch_size: Option<usize>,
+    /// `maxBatchDelay`.
+    pub max_batch_delay: Option<Duration>,
+    /// `responseTimeout`.
+    pub response_timeout: Option<Duration>,
+    /// `startupTimeout`.
+    pub startup_timeout: Option<Duration>,
+}
+
+/// How hosts are made, and what their workers are told.
+#[derive(Debug, Clone)]
+pub struct HostConfig {
+    /// The executable whose `worker` command is a host: normally the server itself.
+    pub executable: PathBuf,
+    /// The Python interpreter for handlers; `None` looks for one, see `pool::python`.
+    pub python: Option<PathBuf>,
+    /// Cores that all workers together may use.
+    pub cores: usize,
+    /// `service_envelope`.
+    pub service_envelope: Option<String>,
+    /// `decode_input_request`.
+    pub decode_input_request: bool,
+    /// `limit_max_image_pixels`.
+    pub limit_max_image_pixels: bool,
+    /// `max_response_size`.
+    pub max_response_bytes: u64,
+    /// Environment names that hosts do not inherit (`blacklist_env_vars`).
+    pub hidden_environment: Option<regex::Regex>,
+    /// The server's version as handlers see it.
+    pub server_version: String,
+}

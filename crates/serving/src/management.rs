@@ -1,0 +1,579 @@
+//! Registration, scaling, description and removal of models. The only writer of the registry.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Version};
+
+use crate::Core;
+use crate::error::{ServingError, StartFailure};
+use crate::pool::{Pool, PoolSpec, Resizing};
+use crate::registry::{Model, ModelVersion};
+use crate::{spec, store};
+
+/// A registration as a caller asks for it; what is `None` comes from the archive, then the
+/// `models` property, then the defaults.
+#[derive(Debug, Clone, Default)]
+pub struct Registration {
+    /// Where the archive is: a name in the store, a folder, or a URL.
+    pub url: String,
+    /// Name to register under.
+    pub model_name: Option<String>,
+    /// Handler that replaces the manifest's.
+    pub handler: Option<String>,
+    /// Runtime that replaces the manifest's.
+    pub runtime: Option<Runtime>,
+    /// `batch_size`.
+    pub batch_size: Option<usize>,
+    /// `max_batch_delay`.
+    pub max_batch_delay: Option<Duration>,
+    /// `response_timeout`.
+    pub response_timeout: Option<Duration>,
+    /// `startup_timeout`.
+    pub startup_timeout: Option<Duration>,
+    /// `initial_workers`.
+    pub initial_workers: Option<usize>,
+    /// Wait until the workers are up, and take the registration back if they do not come up.
+    pub synchronous: bool,
+    /// The registration comes from the command line or the configuration, not from a client.
+    pub at_startup: bool,
+}
+
+/// What a registration came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registered {
+    /// The name it is registered under.
+    pub model: ModelName,
+    /// Its version.
+    pub version: Version,
+    /// Workers asked for.
+    pub workers: usize,
+    /// Whether they are all up; with no workers there is nothing to wait for.
+    pub ready: bool,
+}
+
+/// New bounds for a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scaling {
+    /// Workers at least.
+    pub min_workers: usize,
+    /// Workers at most.
+    pub max_workers: usize,
+    /// Wait until the pool has the size asked for.
+    pub synchronous: bool,
+}
+
+/// What a scaling came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaled {
+    /// Accepted; the pool is being changed.
+    Updating,
+    /// The pool has the size asked for.
+    Done,
+}
+
+/// One page of the list of models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelPage {
+    /// Name, and URL of the default version, sorted by name.
+    pub models: Vec<(ModelName, String)>,
+    /// Index that the next page starts at, if there may be one.
+    pub next: Option<usize>,
+}
+
+/// Which versions to describe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// The default version.
+    Default,
+    /// This one.
+    One(Version),
+    /// All of them.
+    All,
+}
+
+/// A model version as it is now.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// Name.
+    pub model: ModelName,
+    /// Version.
+    pub version: Version,
+    /// URL as given at registration.
+    pub url: String,
+    /// Runtime.
+    pub runtime: Runtime,
+    /// Handler in force.
+    pub handler: String,
+    /// How its workers are isolated.
+    pub isolation: Isolation,
+    /// The numbers in force.
+    pub limits: ModelLimits,
+    /// Kind of device asked for.
+    pub device_type: Option<DeviceType>,
+    /// Devices asked for.
+    pub device_ids: Option<Vec<u32>>,
+    /// Registered from the command line or the configuration.
+    pub loaded_at_startup: bool,
+    /// It is the default version.
+    pub is_default: bool,
+    /// Its workers, in order of their ids.
+    pub workers: Vec<WorkerDescription>,
+    /// Requests waiting.
+    pub pending_requests: usize,
+    /// Requests that may still be queued.
+    pub remaining_capacity: usize,
+}
+
+/// A worker as it is now.
+#[derive(Debug, Clone)]
+pub struct WorkerDescription {
+    /// Unique in this server; the first is 9000.
+    pub id: u32,
+    /// When its present incarnation was started.
+    pub started: SystemTime,
+    /// It can take a batch.
+    pub ready: bool,
+    /// Process of its host, while there is one.
+    pub pid: Option<u32>,
+    /// Resident bytes of that process.
+    pub memory_bytes: u64,
+    /// Accelerator leased to it.
+    pub gpu_id: Option<u32>,
+    /// Counts its incarnations from 1.
+    pub generation: u64,
+    /// Why the last one ended, if one did.
+    pub last_failure: Option<String>,
+}
+
+/// Registration, scaling, description and removal of models.
+pub struct ManagementService {
+    core: Arc<Core>,
+    /// The writer's lock: names and versions that a call is working on. Held for a moment only,
+    /// never while something is awaited.
+    reserved: Arc<Mutex<BTreeSet<(ModelName, Version)>>>,
+}
+
+impl ManagementService {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            reserved: Arc::default(),
+        }
+    }
+
+    /// Registers a model version. The first version of a model becomes its default.
+    ///
+    /// Everything is prepared aside; the version is published when it can be used, which for a
+    /// synchronous registration means with all its workers up. The caller may go away: the
+    /// registration is finished or taken back all the same.
+    ///
+    /// # Errors
+    /// [`ServingError`]; after any of them nothing of the registration is left.
+    pub async fn register(&self, registration: Registration) -> Result<Registered, ServingError> {
+        let this = Self {
+            core: Arc::clone(&self.core),
+            reserved: Arc::clone(&self.reserved),
+        };
+        run_to_the_end(async move { this.register_all(registration).await }).await
+    }
+
+    async fn register_all(&self, registration: Registration) -> Result<Registered, ServingError> {
+        if self.core.is_stopping() {
+            return Err(ServingError::ShuttingDown);
+        }
+        let core = &self.core;
+        let located = store::locate(&core.config, &registration.url).await?;
+        let mut rollback = Rollback {
+            fetched: located.fetched,
+        };
+        let artifact = {
+            let (core, path) = (Arc::clone(core), located.path);
+            let unpacking = tokio::task::spawn_blocking(move || {
+                ts_archive::unpack(&path, &core.config.work_dir, &core.config.unpack_limits)
+            });
+            unpacking.await.map_err(|_| ServingError::ShuttingDown)??
+        };
+        let resolved = spec::resolve(&core.config, &registration, &artifact)?;
+        self.warn(&resolved, &artifact);
+        let (name, version) = (resolved.name.clone(), resolved.version.clone());
+        let reservation = self.reserve(&name, &version)?;
+        let limits = resolved.limits.clone();
+        let published = Arc::new(ModelVersion {
+            name: name.clone(),
+            version: version.clone(),
+            url: registration.url.clone(),
+            runtime: resolved.runtime,
+            device_type: resolved.device_type,
+            device_ids: resolved.device_ids.clone(),
+            loaded_at_startup: registration.at_startup,
+            pool: Pool::new(PoolSpec::new(resolved, Arc::clone(&core.surroundings))),
+            folder: artifact.dir,
+            fetched: rollback.fetched.take(),
+        });
+        let mut resizing = published
+            .pool
+            .resize(limits.min_workers, limits.max_workers);
+        if registration.synchronous
+            && let Err(cause) = resizing.started().await
+        {
+            published.pool.finish(Duration::ZERO).await;
+            remove_fetched(&published);
+            return Err(ServingError::WorkerStart {
+                model: name,
+                version,
+                cause,
+            });
+        }
+        self.publish(&published, &reservation);
+        let workers = limits.min_workers;
+        tracing::info!(model = %name, version = %version, workers, "model registered");
+        Ok(Registered {
+            model: name,
+            version,
+            workers,
+            ready: registration.synchronous || workers == 0,
+        })
+    }
+
+    fn warn(&self, resolved: &spec::ResolvedModel, artifact: &ts_archive::Artifact) {
+        let model = resolved.name.as_str();
+        for warning in artifact.config.iter().flat_map(|config| &config.warnings) {
+            tracing::warn!(model, "{warning}");
+        }
+        for key in spec::without_effect(artifact) {
+            tracing::warn!(
+                model,
+                key,
+                "`{key}` of the model's configuration has no effect yet"
+            );
+        }
+        if artifact.manifest.model.requirements_file.is_some() {
+            tracing::warn!(
+                model,
+                "the archive lists packages to install; they are not installed, so they must be \
+                 in the server's environment already (`install_py_dep_per_model` has no effect yet)"
+            );
+        }
+    }
+
+    fn publish(&self, version: &Arc<ModelVersion>, _reservation: &Reservation) {
+        let _writer = self.reserved.lock();
+        self.core.registry.publish(|models| {
+            let model = models.entry(version.name.clone()).or_insert_with(|| Model {
+                default: version.version.clone(),
+                versions: BTreeMap::new(),
+            });
+            model
+                .versions
+                .insert(version.version.clone(), Arc::clone(version));
+        });
+    }
+
+    /// Claims a name and version that nobody has or is about to have.
+    fn reserve(&self, name: &ModelName, version: &Version) -> Result<Reservation, ServingError> {
+        let mut reserved = self.reserved.lock();
+        let key = (name.clone(), version.clone());
+        let exists = self.core.registry.resolve(name, Some(version)).is_ok();
+        if exists || !reserved.insert(key.clone()) {
+            return Err(ServingError::AlreadyRegistered {
+                model: name.clone(),
+                version: version.clone(),
+            });
+        }
+        Ok(Reservation {
+            reserved: Arc::clone(&self.reserved),
+            key,
+        })
+    }
+
+    /// Changes the bounds of a pool. A worker that is removed finishes its batch.
+    ///
+    /// # Errors
+    /// Unknown model or version, bad range, workers that do not come up or do not end in time.
+    pub async fn scale(
+        &self,
+        model: &ModelName,
+        version: Option<&Version>,
+        scaling: Scaling,
+    ) -> Result<Scaled, ServingError> {
+        if scaling.max_workers < scaling.min_workers {
+            return Err(ServingError::WorkerRange);
+        }
+        let found = self.core.registry.resolve(model, version)?;
+        if found.pool.spec().queue.is_closed() {
+            return Err(ServingError::ShuttingDown);
+        }
+        let resizing = found.pool.resize(scaling.min_workers, scaling.max_workers);
+        tracing::info!(
+            model = %found.name,
+            version = %found.version,
+            min = scaling.min_workers,
+            max = scaling.max_workers,
+            "workers scaled"
+        );
+        let limit = self.core.config.defaults.unregister_timeout;
+        let finishing = finish_resizing(found, resizing, limit);
+        if scaling.synchronous {
+            run_to_the_end(finishing).await?;
+            return Ok(Scaled::Done);
+        }
+        tokio::spawn(async move {
+            if let Err(error) = finishing.await {
+                tracing::warn!(%error, "scaling did not finish");
+            }
+        });
+        Ok(Scaled::Updating)
+    }
+
+    /// Lists models from `start` on, at most `limit`.
+    pub fn list(&self, start: usize, limit: usize) -> ModelPage {
+        let models = self.core.registry.snapshot();
+        let page = models
+            .iter()
+            .skip(start)
+            .take(limit)
+            .filter_map(|(name, model)| Some((name.clone(), model.default_version()?.url.clone())));
+        // As TorchServe: also when the page ends exactly at the last model.
+        let end = start.saturating_add(limit);
+        ModelPage {
+            models: page.collect(),
+            next: (end <= models.len()).then_some(end),
+        }
+    }
+
+    /// Describes versions of a model; never empty.
+    ///
+    /// # Errors
+    /// Unknown model or version.
+    pub fn describe(
+        &self,
+        model: &ModelName,
+        which: &Which,
+    ) -> Result<Vec<Description>, ServingError> {
+        let registry = &self.core.registry;
+        let models = registry.snapshot();
+        let found = models
+            .get(model)
+            .ok_or_else(|| ServingError::ModelNotFound {
+                model: model.to_string(),
+            })?;
+        let versions = match which {
+            Which::Default => vec![registry.resolve(model, None)?],
+            Which::One(version) => vec![registry.resolve(model, Some(version))?],
+            Which::All => found.versions.values().cloned().collect(),
+        };
+        Ok(versions
+            .iter()
+            .map(|version| describe(version, &found.default))
+            .collect())
+    }
+
+    /// Makes a version the default.
+    ///
+    /// # Errors
+    /// Unknown model or version.
+    pub fn set_default(&self, model: &ModelName, version: &Version) -> Result<(), ServingError> {
+        let _writer = self.reserved.lock();
+        match self.core.registry.resolve(model, Some(version)) {
+            Ok(_) => {}
+            Err(ServingError::VersionNotFound { model, version }) => {
+                return Err(ServingError::NoSuchDefault { model, version });
+            }
+            Err(error) => return Err(error),
+        }
+        self.core.registry.publish(|models| {
+            if let Some(found) = models.get_mut(model) {
+                found.default = version.clone();
+            }
+        });
+        tracing::info!(%model, %version, "default version set");
+        Ok(())
+    }
+
+    /// Removes a version, or the default version if it is the only one. Requests that were
+    /// accepted are answered first, for at most `unregister_model_timeout`.
+    ///
+    /// # Errors
+    /// Unknown model or version, default version in use, workers that do not end in time.
+    pub async fn unregister(
+        &self,
+        model: &ModelName,
+        version: Option<&Version>,
+    ) -> Result<(), ServingError> {
+        let (removed, reservation) = {
+            let mut reserved = self.reserved.lock();
+            let registry = &self.core.registry;
+            let removed = registry.resolve(model, version)?;
+            let models = registry.snapshot();
+            if let Some(found) = models.get(model)
+                && found.default == removed.version
+                && found.versions.len() > 1
+            {
+                return Err(ServingError::DefaultInUse {
+                    model: model.clone(),
+                });
+            }
+            let key = (removed.name.clone(), removed.version.clone());
+            reserved.insert(key.clone());
+            registry.publish(|models| {
+                if let Some(found) = models.get_mut(model) {
+                    found.versions.remove(&removed.version);
+                    if found.versions.is_empty() {
+                        models.remove(model);
+                    }
+                }
+            });
+            (
+                removed,
+                Reservation {
+                    reserved: Arc::clone(&self.reserved),
+                    key,
+                },
+            )
+        };
+        let this = Self {
+            core: Arc::clone(&self.core),
+            reserved: Arc::clone(&self.reserved),
+        };
+        run_to_the_end(async move {
+            let limit = this.core.config.defaults.unregister_timeout;
+            if !removed.pool.finish(limit).await {
+                // Still there, so still listed; it can be removed again.
+                this.publish(&removed, &reservation);
+                return Err(ServingError::CleanupTimeout {
+                    model: removed.name.clone(),
+                });
+            }
+            remove_fetched(&removed);
+            tracing::info!(model = %removed.name, version = %removed.version, "model unregistered");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Whether every model's default version has its minimum of healthy workers: what `/ping`
+    /// tells (*torchserve-contract* 4.5). Workers that load or are being restarted count.
+    pub fn healthy(&self) -> bool {
+        let models = self.core.registry.snapshot();
+        models
+            .values()
+            .filter_map(Model::default_version)
+            .all(|version| {
+                let minimum = version.pool.spec().limits.read().min_workers;
+                version.pool.healthy_workers() >= minimum
+            })
+    }
+
+    /// Names registered at startup, sorted.
+    pub fn startup_models(&self) -> Vec<ModelName> {
+        let models = self.core.registry.snapshot();
+        let at_startup = models.iter().filter(|(_, model)| {
+            model
+                .versions
+                .values()
+                .any(|version| version.loaded_at_startup)
+        });
+        at_startup.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Refuses new requests, finishes those accepted, ends all workers; at most until `limit`
+    /// has passed, then ends them as they are. Returns whether everything ended in time.
+    pub async fn shut_down(&self, limit: Duration) -> bool {
+        self.core.stop_accepting();
+        let models = self.core.registry.snapshot();
+        let versions = models.values().flat_map(|model| model.versions.values());
+        let ended = join_all(versions.map(|version| version.pool.finish(limit))).await;
+        self.core.registry.publish(BTreeMap::clear);
+        ended.into_iter().all(|gone| gone)
+    }
+}
+
+/// A name and version that a call is working on; free again when dropped.
+struct Reservation {
+    reserved: Arc<Mutex<BTreeSet<(ModelName, Version)>>>,
+    key: (ModelName, Version),
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.reserved.lock().remove(&self.key);
+    }
+}
+
+/// A fetched archive of a registration that has not got through yet.
+struct Rollback {
+    fetched: Option<store::Fetched>,
+}
+
+impl Drop for Rollback {
+    fn drop(&mut self) {
+        if let Some(fetched) = self.fetched.take() {
+            let _best_effort = fs_err::remove_file(&fetched.path);
+        }
+    }
+}
+
+fn remove_fetched(version: &ModelVersion) {
+    if let Some(fetched) = &version.fetched
+        && let Err(error) = fs_err::remove_file(&fetched.path)
+    {
+        tracing::warn!(%error, "a fetched archive stays in the model store");
+    }
+}
+
+/// Runs a change to its end even if the caller leaves in the middle.
+async fn run_to_the_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
+) -> Result<T, ServingError> {
+    tokio::spawn(change)
+        .await
+        .unwrap_or(Err(ServingError::ShuttingDown))
+}
+
+async fn finish_resizing(
+    version: Arc<ModelVersion>,
+    mut resizing: Resizing,
+    limit: Duration,
+) -> Result<(), ServingError> {
+    let started = resizing.started().await;
+    let stopped = resizing.stopped(limit).await;
+    if version.pool.is_empty() {
+        resizing.drop_shared_host();
+    }
+    started.map_err(|cause: StartFailure| ServingError::WorkerStart {
+        model: version.name.clone(),
+        version: version.version.clone(),
+        cause,
+    })?;
+    if !stopped {
+        return Err(ServingError::CleanupTimeout {
+            model: version.name.clone(),
+        });
+    }
+    Ok(())
+}
+
+fn describe(version: &ModelVersion, default: &Version) -> Description {
+    let spec = version.pool.spec();
+    let (pending_requests, remaining_capacity) = spec.queue.occupancy();
+    Description {
+        model: version.name.clone(),
+        version: version.version.clone(),
+        url: version.url.clone(),
+        runtime: version.runtime,
+        handler: spec.load.handler.clone(),
+        isolation: spec.isolation,
+        limits: spec.limits.read().clone(),
+        device_type: version.device_type,
+        device_ids: version.device_ids.clone(),
+        loaded_at_startup: version.loaded_at_startup,
+        is_default: version.version == *default,
+        workers: version.pool.describe(),
+        pending_requests,
+        remaining_capacity,
+    }
+}

@@ -1,0 +1,586 @@
+//! The thread behind one worker: starts it, hands it batches, answers their jobs, and starts it
+//! again when it is lost.
+//!
+//! A generation is one incarnation of the worker: its own thread or process, its own channel. When
+//! it is lost its channel goes with it, so nothing late from it can be heard. Every job that was
+//! handed over is answered here, whatever happens; jobs that were not go back to the queue.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::watch;
+use ts_types::{DeviceType, Isolation, Reply};
+use ts_wire::frame::{
+    BatchDone, BatchOutcome, ItemOutcome, LoadFailureKind, RunBatch, RunFailure, RunItem, RunPart,
+    WorkerReply, WorkerRequest,
+};
+use ts_wire::{Channel, WireError};
+
+use crate::error::{ServingError, StartFailure};
+use crate::job::Job;
+use crate::pool::hosts::{Host, HostStartError};
+use crate::pool::logs::ModelLog;
+use crate::pool::restart::{Failures, Restart};
+use crate::pool::{Phase, PoolSpec, SlotStatus};
+
+/// Room for what travels beside the bodies of a batch.
+const REPLY_SLACK_BYTES: u64 = 1 << 20;
+
+/// How long the end of a process may take to show after its channel has closed.
+const EXIT_SHOWS_WITHIN: Duration = Duration::from_millis(300);
+
+/// How a slot is told to end.
+pub(crate) struct SlotControl {
+    isolation: Isolation,
+    stop: AtomicBool,
+    ready: AtomicBool,
+    host: Mutex<Option<Arc<Host>>>,
+    pause: Mutex<()>,
+    wake: Condvar,
+}
+
+impl SlotControl {
+    pub(crate) fn new(isolation: Isolation) -> Self {
+        Self {
+            isolation,
+            stop: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
+            host: Mutex::new(None),
+            pause: Mutex::new(()),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// Asks the slot to end after the batch that it runs; the caller wakes the queue. A worker
+    /// that is still loading has nothing to finish and is ended at once.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if !self.ready.load(Ordering::SeqCst) && self.isolation == Isolation::Process {
+            self.kill();
+        }
+        drop(self.pause.lock());
+        self.wake.notify_all();
+    }
+
+    /// Ends the worker's host, whatever it is doing.
+    pub(crate) fn kill(&self) {
+        if let Some(host) = &*self.host.lock() {
+            host.kill();
+        }
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Waits, but not once the slot is to end.
+    fn pause(&self, duration: Duration) {
+        let mut pause = self.pause.lock();
+        if !self.stopping() {
+            self.wake.wait_for(&mut pause, duration);
+        }
+    }
+}
+
+/// The thread behind one worker.
+pub(crate) struct Dispatcher {
+    id: u32,
+    spec: Arc<PoolSpec>,
+    control: Arc<SlotControl>,
+    publish: watch::Sender<SlotStatus>,
+    nothing_healthy_left: Box<dyn Fn() -> bool + Send>,
+}
+
+/// A worker that has loaded its model.
+struct Worker {
+    host: Arc<Host>,
+    channel: Channel,
+}
+
+/// Why a worker takes no more batches.
+enum End {
+    /// The slot is to end.
+    Asked,
+    /// The worker is lost.
+    Lost(StartFailure),
+}
+
+impl Dispatcher {
+    pub(crate) fn new(
+        id: u32,
+        spec: Arc<PoolSpec>,
+        control: Arc<SlotControl>,
+        publish: watch::Sender<SlotStatus>,
+        nothing_healthy_left: Box<dyn Fn() -> bool + Send>,
+    ) -> Self {
+        Self {
+            id,
+            spec,
+            control,
+            publish,
+            nothing_healthy_left,
+        }
+    }
+
+    pub(crate) fn spawn(self) -> io::Result<()> {
+        let name = self.name();
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || self.run())
+            .map(drop)
+    }
+
+    /// TorchServe's name for a worker thread, which log shippers parse.
+    fn name(&self) -> String {
+        format!("W-{}-{}_{}", self.id, self.spec.model, self.spec.version)
+    }
+
+    fn run(self) {
+        let mut failures = Failures::default();
+        let mut generation = 0;
+        while !self.ending() {
+            generation += 1;
+            self.publish.send_modify(|status| {
+                status.phase = Phase::Starting;
+                status.started = SystemTime::now();
+                status.generation = generation;
+            });
+            let failure = match self.start() {
+                Ok(mut worker) => {
+                    if failures.count() > 0 {
+                        tracing::info!(
+                            worker = self.name(),
+                            "Auto recovery succeeded, reset recoveryStartTS"
+                        );
+                    }
+                    failures.reset();
+                    let end = self.serve(&mut worker);
+                    self.control.ready.store(false, Ordering::SeqCst);
+                    self.release(worker);
+                    match end {
+                        End::Asked => break,
+                        End::Lost(failure) => failure,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            *self.control.host.lock() = None;
+            if self.ending() || !self.retry(&mut failures, failure) {
+                break;
+            }
+        }
+        *self.control.host.lock() = None;
+        if self.ending() {
+            self.publish.send_modify(|status| {
+                status.phase = Phase::Stopped;
+                status.pid = None;
+            });
+        }
+    }
+
+    /// The slot was asked to end, or its queue will never hold a job again.
+    fn ending(&self) -> bool {
+        self.control.stopping() || self.spec.queue.is_closed()
+    }
+
+    /// Publishes a failure and waits for the next try. Returns whether there is one.
+    fn retry(&self, failures: &mut Failures, failure: StartFailure) -> bool {
+        let name = self.name();
+        let window = self.spec.limits.read().max_retry_timeout;
+        let restart = failures.note(Instant::now(), window, failure.permanent);
+        tracing::warn!(
+            worker = name,
+            reason = failure.text,
+            "{} Worker disconnected.",
+            self.id
+        );
+        let out_of_memory = failure.out_of_memory;
+        self.publish.send_modify(|status| {
+            status.phase = match restart {
+                Restart::After(_) => Phase::Waiting,
+                Restart::Never => Phase::GivenUp,
+            };
+            status.pid = None;
+            status.last_failure = Some(failure);
+        });
+        match restart {
+            Restart::After(wait) => {
+                if failures.count() == 1 {
+                    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+                    let millis = now.unwrap_or_default().as_millis();
+                    tracing::info!(worker = name, "Auto recovery start timestamp: {millis}");
+                } else {
+                    tracing::warn!(worker = name, "Auto recovery failed again");
+                }
+                tracing::info!(
+                    worker = name,
+                    "Retry worker: {} in {} seconds.",
+                    self.id,
+                    wait.as_secs()
+                );
+                self.control.pause(wait);
+                true
+            }
+            Restart::Never => {
+                tracing::error!(worker = name, "the worker is not started again");
+                if (self.nothing_healthy_left)() {
+                    for job in self.spec.queue.drain() {
+                        job.fail(ServingError::WorkerDied { out_of_memory });
+                    }
+                }
+                false
+            }
+        }
+    }
+
+    /// Starts the worker in a host and loads the model.
+    fn start(&self) -> Result<Worker, StartFailure> {
+        let began = Instant::now();
+        let limit = self.spec.limits.read().startup_timeout;
+        let deadline = began + limit;
+        if self.spec.device_type == Some(DeviceType::Gpu) && self.spec.load.gpu_id.is_none() {
+            return Err(StartFailure {
+                text: "the model asks for a GPU (`deviceType: gpu`) and this server has none to \
+                       give it"
+                    .to_owned(),
+                out_of_memory: false,
+                permanent: true,
+            });
+        }
+        let host = self.host(deadline).map_err(|error| host_failure(&error))?;
+        *self.control.host.lock() = Some(Arc::clone(&host));
+        if self.control.stopping() && self.spec.isolation == Isolation::Process {
+            // Asked to end before there was a host to kill.
+            host.kill();
+        }
+        self.publish
+            .send_modify(|status| status.pid = Some(host.pid()));
+        let max_payload = self
+            .spec
+            .load
+            .max_response_bytes
+            .saturating_mul(u64::from(self.spec.load.batch_size));
+        let mut channel = host
+            .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
+            .map_err(|error| host_failure(&error))?;
+        let loaded = load(&mut channel, &self.spec, &host, deadline);
+        match loaded {
+            Ok(()) => {}
+            Err(LoadError::Refused(failure)) => {
+                self.end_lonely_host(&host);
+                return Err(failure);
+            }
+            Err(LoadError::Wire(error)) => {
+                return Err(self.lost(&host, &error, "while it loaded the model", limit));
+            }
+        }
+        self.control.ready.store(true, Ordering::SeqCst);
+        self.publish
+            .send_modify(|status| status.phase = Phase::Ready);
+        self.spec
+            .metrics
+            .worker_loaded(&self.name(), began.elapsed());
+        tracing::info!(
+            worker = self.name(),
+            pid = host.pid(),
+            millis = began.elapsed().as_millis(),
+            "worker ready"
+        );
+        Ok(Worker { host, channel })
+    }
+
+    /// A host of its own, or the pool's shared one.
+    fn host(&self, deadline: Instant) -> Result<Arc<Host>, HostStartError> {
+        match self.spec.isolation {
+            Isolation::Process => self.start_host(deadline),
+            Isolation::Thread => {
+                // Held while it starts: the other workers of the pool wait for the same host.
+                let mut shared = self.spec.shared_host.lock();
+                if let Some(host) = shared.as_ref().filter(|host| host.is_alive()) {
+                    return Ok(Arc::clone(host));
+                }
+                let host = self.start_host(deadline)?;
+                *shared = Some(Arc::clone(&host));
+                Ok(host)
+            }
+        }
+    }
+
+    fn start_host(&self, deadline: Instant) -> Result<Arc<Host>, HostStartError> {
+        let python = if self.spec.needs_python {
+            let places = self.spec.surroundings.python();
+            Some(places.map_err(|error| HostStartError::Failed(error.to_string()))?)
+        } else {
+            None
+        };
+        let spec = Arc::clone(&self.spec);
+        Host::start(
+            &self.spec.surroundings.hosts,
+            python.as_ref(),
+            self.spec.load.intra_op_threads as usize,
+            ModelLog { name: self.name() },
+            deadline,
+            move || spec.queue.wake_all(),
+        )
+    }
+
+    /// Hands batches to the worker until it is lost or the slot is to end.
+    fn serve(&self, worker: &mut Worker) -> End {
+        let queue = &self.spec.queue;
+        let mut in_a_row = 0;
+        loop {
+            let taken = queue.take(|| self.control.stopping() || !worker.host.is_alive());
+            let Some(jobs) = taken else {
+                if self.ending() {
+                    return End::Asked;
+                }
+                return End::Lost(self.lost(
+                    &worker.host,
+                    &WireError::PeerExited,
+                    "while it was idle",
+                    Duration::ZERO,
+                ));
+            };
+            let count = jobs.len();
+            let handed_over = Instant::now();
+            if let Err(error) = hand_over(&mut worker.channel, &jobs) {
+                // They never reached a worker, so another may have them.
+                queue.put_back(jobs);
+                let during = "before it took a batch";
+                return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
+            }
+            let limit = self.spec.limits.read().response_timeout;
+            let received = worker
+                .channel
+                .receive(Some(handed_over + limit), Some(worker.host.pidfd()))
+                .and_then(|incoming| {
+                    let backend_time = handed_over.elapsed();
+                    match incoming.header()? {
+                        WorkerReply::Done(done) => {
+                            Ok((Finished::read(done, incoming.payload, count)?, backend_time))
+                        }
+                        WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
+                            Err(WireError::Malformed("a worker that loads twice"))
+                        }
+                    }
+                });
+            match received {
+                Ok((finished, backend_time)) => {
+                    in_a_row = 0;
+                    let request_metrics = finished.metrics;
+                    answer(jobs, finished.replies, handed_over);
+                    self.spec.metrics.record(request_metrics);
+                    self.spec
+                        .metrics
+                        .batch_done(handed_over.elapsed().saturating_sub(backend_time));
+                }
+                Err(error) => {
+                    in_a_row += 1;
+                    tracing::warn!(
+                        worker = self.name(),
+                        "Number or consecutive unsuccessful inference {in_a_row}"
+                    );
+                    let failure = self.lost(&worker.host, &error, "while it ran a batch", limit);
+                    for job in jobs {
+                        job.fail(ServingError::WorkerDied {
+                            out_of_memory: failure.out_of_memory,
+                        });
+                    }
+                    return End::Lost(failure);
+                }
+            }
+        }
+    }
+
+    /// Explains the loss of a worker, and makes sure that what is lost is also gone.
+    fn lost(&self, host: &Host, error: &WireError, during: &str, limit: Duration) -> StartFailure {
+        let failure = |text: String, out_of_memory| StartFailure {
+            text,
+            out_of_memory,
+            permanent: false,
+        };
+        match error {
+            WireError::TimedOut => {
+                tracing::error!(
+                    worker = self.name(),
+                    "Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: \
+                     Backend worker did not respond in given time"
+                );
+                // A thread that does not answer can only be ended with its process.
+                host.kill();
+                failure(
+                    format!(
+                        "no answer within {} s {during}; it was killed",
+                        limit.as_secs()
+                    ),
+                    false,
+                )
+            }
+            WireError::Closed | WireError::PeerExited => {
+                match host.wait_for_exit(EXIT_SHOWS_WITHIN) {
+                    Some(exit) => failure(
+                        format!("{} {during}", exit.describe()),
+                        exit.out_of_memory(),
+                    ),
+                    None => {
+                        self.end_lonely_host(host);
+                        failure(format!("the worker thread ended {during}"), false)
+                    }
+                }
+            }
+            other => {
+                host.kill();
+                failure(format!("{other} {during}"), false)
+            }
+        }
+    }
+
+    /// Ends the host of a worker that has ended, unless others live there.
+    fn end_lonely_host(&self, host: &Host) {
+        if self.spec.isolation == Isolation::Process {
+            host.kill();
+        }
+    }
+
+    fn release(&self, mut worker: Worker) {
+        let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
+        self.end_lonely_host(&worker.host);
+    }
+}
+
+enum LoadError {
+    Refused(StartFailure),
+    Wire(WireError),
+}
+
+fn load(
+    channel: &mut Channel,
+    spec: &PoolSpec,
+    host: &Host,
+    deadline: Instant,
+) -> Result<(), LoadError> {
+    let request = WorkerRequest::Load(spec.load.clone());
+    channel.send(&request, None).map_err(LoadError::Wire)?;
+    let incoming = channel
+        .receive(Some(deadline), Some(host.pidfd()))
+        .map_err(LoadError::Wire)?;
+    match incoming.header().map_err(LoadError::Wire)? {
+        WorkerReply::Loaded => Ok(()),
+        WorkerReply::LoadFailed(failure) => Err(LoadError::Refused(StartFailure {
+            text: failure.message,
+            out_of_memory: failure.kind == LoadFailureKind::OutOfMemory,
+            permanent: failure.kind == LoadFailureKind::Permanent,
+        })),
+        WorkerReply::Done(_) => Err(LoadError::Wire(WireError::Malformed(
+            "a batch that nobody asked for",
+        ))),
+    }
+}
+
+fn host_failure(error: &HostStartError) -> StartFailure {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    StartFailure {
+        text,
+        out_of_memory: false,
+        permanent: false,
+    }
+}
+
+fn hand_over(channel: &mut Channel, jobs: &[Job]) -> Result<(), WireError> {
+    let mut values: Vec<&[u8]> = Vec::with_capacity(jobs.len());
+    let items = jobs.iter().map(|job| {
+        let request = &job.request;
+        let parts = request.parts.iter().map(|part| {
+            values.push(&part.value);
+            RunPart {
+                name: &part.name,
+                content_type: &part.content_type,
+                value_bytes: part.value.len() as u64,
+            }
+        });
+        RunItem {
+            request_id: request.id.as_str(),
+            parts: parts.collect(),
+            headers: request
+                .headers
+                .iter()
+                .map(|(k, v)| (k.as_str(), v.as_str()))
+                .collect(),
+        }
+    });
+    let run = WorkerRequest::Run(RunBatch {
+        items: items.collect(),
+    });
+    channel.send_payload(&run, &values)
+}
+
+fn answer(jobs: Vec<Job>, replies: Vec<Result<Reply, RunFailure>>, handed_over: Instant) {
+    for (job, reply) in jobs.into_iter().zip(replies) {
+        match reply {
+            Ok(reply) => job.succeed(reply, handed_over),
+            Err(failure) => job.fail(ServingError::Run(failure)),
+        }
+    }
+}
+
+/// A finished batch, copied out of the channel's buffer.
+struct Finished {
+    /// As many as the batch had jobs.
+    replies: Vec<Result<Reply, RunFailure>>,
+    metrics: Vec<crate::metrics::HandlerMetric>,
+}
+
+impl Finished {
+    fn read(done: BatchDone<'_>, payload: &[u8], jobs: usize) -> Result<Self, WireError> {
+        let metrics = done
+            .metrics
+            .iter()
+            .map(crate::metrics::HandlerMetric::of)
+            .collect();
+        let items = match done.outcome {
+            BatchOutcome::Failed(failure) => {
+                return Ok(Self {
+                    replies: vec![Err(failure); jobs],
+                    metrics,
+                });
+            }
+            BatchOutcome::Items(items) => items,
+        };
+        if items.len() != jobs {
+            return Err(WireError::Malformed(
+                "a reply for another number of requests",
+            ));
+        }
+        let mut rest = payload;
+        let mut replies = Vec::with_capacity(jobs);
+        for item in items {
+            replies.push(match item {
+                ItemOutcome::Failed(failure) => Err(failure),
+                ItemOutcome::Reply(reply) => {
+                    let bytes = usize::try_from(reply.body_bytes).unwrap_or(usize::MAX);
+                    let (body, after) = rest
+                        .split_at_checked(bytes)
+                        .ok_or(WireError::Malformed("bodies longer than their payload"))?;
+                    rest = after;
+                    let headers = reply.headers.into_iter();
+                    Ok(Reply {
+                        status: reply.status,
+                        reason: reply.reason.to_owned(),
+                        headers: headers.map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
+                        body: Bytes::copy_from_slice(body),
+                    })
+                }
+            });
+        }
+        Ok(Self { replies, metrics })
+    }
+}

@@ -1,0 +1,222 @@
+//! Model hosts as the server sees them: start, watch, kill, reap.
+//!
+//! A host is the server's own executable in its hidden `worker` command, in a process group of its
+//! own. One thread per host copies its output to the model log and reaps it; whoever talks to a
+//! worker also watches the process, since a grandchild may hold a socket open.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use ts_wire::frame::{ControlRequest, HostReply, HostSetup, PythonPlaces};
+use ts_wire::{Channel, WireError};
+
+use crate::config::HostConfig;
+use crate::pool::logs::ModelLog;
+
+/// Control messages carry paths and texts, never bodies.
+const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+
+/// Why there is no host.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HostStartError {
+    #[error("a model host could not be started")]
+    Spawn(#[from] io::Error),
+    #[error("a new model host does not answer")]
+    Wire(#[from] WireError),
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// How a host ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HostExit {
+    status: ExitStatus,
+    ordered: bool,
+}
+
+impl HostExit {
+    /// Killed from outside by the one signal that the kernel uses when memory runs out, or by a
+    /// parent that says so with 137 (*torchserve-contract* 4.6).
+    pub(crate) fn out_of_memory(self) -> bool {
+        !self.ordered && (self.status.signal() == Some(9) || self.status.code() == Some(137))
+    }
+
+    /// One line for the log and the model's last failure.
+    pub(crate) fn describe(self) -> String {
+        match (self.status.signal(), self.status.code()) {
+            (Some(9), _) if !self.ordered => {
+                "killed by signal 9; the usual cause is that memory ran out".to_owned()
+            }
+            (Some(signal), _) => format!("killed by signal {signal}"),
+            (None, Some(code)) => format!("exited with status {code}"),
+            (None, None) => "ended".to_owned(),
+        }
+    }
+}
+
+/// One host process.
+pub(crate) struct Host {
+    pid: Pid,
+    pidfd: OwnedFd,
+    control: Mutex<Channel>,
+    ordered_to_end: AtomicBool,
+    exit: Mutex<Option<HostExit>>,
+    exited: Condvar,
+}
+
+impl Host {
+    /// Starts a host and waits until it can take workers. `on_exit` is called once, from the
+    /// host's own thread, after the process has been reaped.
+    pub(crate) fn start(
+        config: &HostConfig,
+        python: Option<&PythonPlaces>,
+        intra_op_threads: usize,
+        log: ModelLog,
+        deadline: Instant,
+        on_exit: impl FnOnce() + Send + 'static,
+    ) -> Result<Arc<Self>, HostStartError> {
+        let (near, far) = Channel::pair()?;
+        let mut command = Command::new(&config.executable);
+        command
+            .arg("worker")
+            .stdin(Stdio::from(far))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A Ctrl-C at the server's terminal is the server's to act on.
+            .process_group(0)
+            // OpenMP reads these once, before the first thread of its pool. Each worker thread
+            // sets its own number as well; without these a fresh thread would start a pool for
+            // the whole machine.
+            .env("OMP_NUM_THREADS", intra_op_threads.to_string())
+            .env("MKL_NUM_THREADS", intra_op_threads.to_string());
+        if let Some(hidden) = &config.hidden_environment {
+            for (name, _) in std::env::vars_os() {
+                if name.to_str().is_some_and(|name| hidden.is_match(name)) {
+                    command.env_remove(name);
+                }
+            }
+        }
+        let mut child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        let stdout = child.stdout.take().map(OwnedFd::from);
+        let stderr = child.stderr.take().map(OwnedFd::from);
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+            .map_err(io::Error::from)
+            .inspect_err(|_| {
+                let _already_gone = child.kill();
+                let _nothing_to_reap = child.wait();
+            })?;
+        let host = Arc::new(Self {
+            pid,
+            pidfd,
+            control: Mutex::new(Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES)),
+            ordered_to_end: AtomicBool::new(false),
+            exit: Mutex::new(None),
+            exited: Condvar::new(),
+        });
+        let watched = Arc::clone(&host);
+        let name = format!("host-{}", pid.as_raw_nonzero());
+        std::thread::Builder::new().name(name).spawn(move || {
+            log.copy(stdout, stderr, watched.pidfd.as_fd());
+            match child.wait() {
+                Ok(status) => {
+                    let ordered = watched.ordered_to_end.load(Ordering::SeqCst);
+                    *watched.exit.lock() = Some(HostExit { status, ordered });
+                }
+                Err(error) => tracing::error!(%error, pid = child.id(), "reaping a host failed"),
+            }
+            watched.exited.notify_all();
+            // Whatever it started and left behind.
+            watched.kill();
+            on_exit();
+        })?;
+        host.set_up(python, deadline).inspect_err(|_| host.kill())?;
+        Ok(host)
+    }
+
+    fn set_up(
+        &self,
+        python: Option<&PythonPlaces>,
+        deadline: Instant,
+    ) -> Result<(), HostStartError> {
+        let mut control = self.control.lock();
+        control.send(
+            &HostSetup {
+                python: python.cloned(),
+            },
+            None,
+        )?;
+        let reply = control
+            .receive(Some(deadline), Some(self.pidfd.as_fd()))
+            .and_then(|incoming| incoming.header());
+        match reply {
+            Ok(HostReply::Ready) => Ok(()),
+            Ok(HostReply::Failed { message }) => Err(HostStartError::Failed(message)),
+            Err(WireError::Closed | WireError::PeerExited) => {
+                let exit = self.wait_for_exit(Duration::from_secs(1));
+                let how = exit.map_or_else(|| "closed its socket".to_owned(), HostExit::describe);
+                Err(HostStartError::Failed(format!(
+                    "the model host {how} while it started"
+                )))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Adds a worker and returns the server's end of its channel.
+    pub(crate) fn add_worker(
+        &self,
+        worker: u32,
+        max_payload_bytes: u64,
+    ) -> Result<Channel, HostStartError> {
+        let (near, far) = Channel::pair()?;
+        self.control
+            .lock()
+            .send(&ControlRequest::AddWorker { worker }, Some(far.as_fd()))?;
+        Ok(Channel::new(near, max_payload_bytes))
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Readable once the process has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.exit.lock().is_none()
+    }
+
+    /// Ends the process and everything in its group, at once.
+    pub(crate) fn kill(&self) {
+        self.ordered_to_end.store(true, Ordering::SeqCst);
+        let _already_gone = rustix::process::kill_process_group(self.pid, Signal::KILL);
+    }
+
+    /// How it ended, waiting up to `limit` for that.
+    pub(crate) fn wait_for_exit(&self, limit: Duration) -> Option<HostExit> {
+        let mut exit = self.exit.lock();
+        if exit.is_none() {
+            self.exited.wait_for(&mut exit, limit);
+        }
+        *exit
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.is_alive() {
+            self.kill();
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! From an archive, a registration and the configuration to one resolved model. Pure.
+//!
+//! | setting | order, the first that is given wins |
+//! |---|---|
+//! | batch size and delay, time-outs | registration, archive, `models` property, default |
+//! | workers | archive (if its range is valid), registration, `models` property, default |
+//! | queue size | archive, default |
+//!
+//! For time-outs TorchServe lets any `model-config.yaml` win with 120 s even where it is silent;
+//! here a value that nobody gave never beats one that somebody gave.
+
+use std::path::Path;
+use std::time::Duration;
+
+use ts_archive::{Artifact, ModelConfig};
+use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Version};
+use ts_wire::frame::{BackendKind, EchoBehaviour, LoadModel};
+
+use crate::config::ServingConfig;
+use crate::error::ServingError;
+use crate::management::Registration;
+
+/// The version of an archive that names none.
+const DEFAULT_VERSION: &str = "1.0";
+
+const DEFAULT_BATCH_DELAY: Duration = Duration::from_millis(100);
+const DEFAULT_RETRY_WINDOW: Duration = Duration::from_secs(300);
+
+/// A registration with every question answered.
+pub(crate) struct ResolvedModel {
+    pub(crate) name: ModelName,
+    pub(crate) version: Version,
+    pub(crate) runtime: Runtime,
+    pub(crate) isolation: Isolation,
+    pub(crate) device_type: Option<DeviceType>,
+    pub(crate) device_ids: Option<Vec<u32>>,
+    pub(crate) limits: ModelLimits,
+    pub(crate) load: LoadModel,
+}
+
+/// Resolves a registration.
+///
+/// # Errors
+/// A name, version or handler that is missing or unusable, a runtime that this server lacks.
+pub(crate) fn resolve(
+    config: &ServingConfig,
+    registration: &Registration,
+    artifact: &Artifact,
+) -> Result<ResolvedModel, ServingError> {
+    let archive = Path::new(&registration.url);
+    let manifest = &artifact.manifest;
+    let name = match &registration.model_name {
+        Some(name) => name.clone(),
+        None if registration.at_startup && manifest.model.model_name.is_none() => {
+            name_from_file(&registration.url)
+        }
+        None => manifest.model_name(archive)?.to_owned(),
+    };
+    let name = ModelName::new(&name)?;
+    let version = Version::new(
+        manifest
+            .model
+            .model_version
+            .as_deref()
+            .unwrap_or(DEFAULT_VERSION),
+    )?;
+    let runtime = registration.runtime.unwrap_or(manifest.runtime);
+    let backend = match runtime {
+        Runtime::Python | Runtime::Python3 => BackendKind::Python,
+        Runtime::Echo => BackendKind::Echo,
+        Runtime::Lsp => {
+            return Err(ServingError::Runtime(format!(
+                "model `{name}` wants runtime `LSP`, TorchServe's C++ worker, which this server \
+                 does not have. Register it with `runtime=python`"
+            )));
+        }
+    };
+    let handler = registration
+        .handler
+        .as_ref()
+        .or(manifest.model.handler.as_ref())
+        .or(config.defaults.handler.as_ref());
+    let handler = match (handler, backend) {
+        (Some(handler), _) => handler.clone(),
+        (None, BackendKind::Echo) => "echo".to_owned(),
+        (None, BackendKind::Python) => {
+            return Err(ServingError::BadRegistration(format!(
+                "the archive of model `{name}` names no handler. Give `handler=` at registration, \
+                 or set `default_service_handler`"
+            )));
+        }
+    };
+    let none = ModelConfig::default();
+    let yaml = artifact.config.as_ref().unwrap_or(&none);
+    let limits = limits(config, registration, yaml, &name, &version);
+    let isolation = yaml
+        .worker_isolation
+        .or(config.defaults.isolation)
+        .unwrap_or(match backend {
+            BackendKind::Python => Isolation::Process,
+            BackendKind::Echo => Isolation::Thread,
+        });
+    let load = LoadModel {
+        model_name: name.to_string(),
+        model_version: version.to_string(),
+        model_dir: artifact.dir.path().to_owned(),
+        handler,
+        backend,
+        gpu_id: None,
+        batch_size: u32::try_from(limits.batch_size).unwrap_or(u32::MAX),
+        service_envelope: config.hosts.service_envelope.clone(),
+        limit_max_image_pixels: config.hosts.limit_max_image_pixels,
+        decode_input_request: config.hosts.decode_input_request,
+        intra_op_threads: intra_op_threads(config.hosts.cores, limits.min_workers),
+        server_version: config.hosts.server_version.clone(),
+        max_response_bytes: config.hosts.max_response_bytes,
+        echo: echo_behaviour(yaml)?,
+    };
+    Ok(ResolvedModel {
+        name,
+        version,
+        runtime,
+        isolation,
+        device_type: yaml.device_type,
+        device_ids: yaml.device_ids.clone(),
+        limits,
+        load,
+    })
+}
+
+fn limits(
+    config: &ServingConfig,
+    registration: &Registration,
+    yaml: &ModelConfig,
+    name: &ModelName,
+    version: &Version,
+) -> ModelLimits {
+    let defaults = &config.defaults;
+    let property = config
+        .per_model
+        .get(name)
+        .and_then(|versions| versions.get(version))
+        .cloned()
+        .unwrap_or_default();
+    let seconds = |value: Option<u32>| value.map(|value| Duration::from_secs(u64::from(value)));
+    let millis = |value: Option<u32>| value.map(|value| Duration::from_millis(u64::from(value)));
+    let count = |value: Option<u32>| value.map(|value| value as usize);
+
+    let from_yaml = match (count(yaml.min_workers), count(yaml.max_workers)) {
+        (Some(min), Some(max)) if min > 0 && max >= min => Some((min, max)),
+        (Some(min), None) if min > 0 => Some((min, min)),
+        _ => None,
+    };
+    let from_property = property.min_workers.or(property.max_workers).map(|one| {
+        let min = property.min_workers.unwrap_or(one);
+        (min, property.max_workers.unwrap_or(min).max(min))
+    });
+    let same = |workers: usize| (workers, workers);
+    let (min_workers, max_workers) = if registration.at_startup {
+        from_yaml
+            .or(registration.initial_workers.map(same))
+            .or(from_property)
+            .or(defaults.workers.map(same))
+            .unwrap_or(same(config.hosts.cores.max(1)))
+    } else {
+        from_yaml
+            .or(registration.initial_workers.map(same))
+            .or(defaults.workers.map(same))
+            .unwrap_or(same(0))
+    };
+    ModelLimits {
+        min_workers,
+        max_workers,
+        batch_size: registration
+            .batch_size
+            .or(count(yaml.batch_size))
+            .or(property.batch_size)
+            .unwrap_or(1)
+            .max(1),
+        max_batch_delay: registration
+            .max_batch_delay
+            .or(millis(yaml.max_batch_delay))
+            .or(property.max_batch_delay)
+            .unwrap_or(DEFAULT_BATCH_DELAY),
+        response_timeout: registration
+            .response_timeout
+            .or(seconds(yaml.response_timeout))
+            .or(property.response_timeout)
+            .unwrap_or(defaults.response_timeout),
+        startup_timeout: registration
+            .startup_timeout
+            .or(seconds(yaml.startup_timeout))
+            .or(property.startup_timeout)
+            .unwrap_or(defaults.startup_timeout),
+        job_queue_size: count(yaml.job_queue_size)
+            .filter(|size| *size > 0)
+            .unwrap_or(defaults.job_queue_size),
+        max_retry_timeout: seconds(yaml.max_retry_timeout_in_sec).unwrap_or(DEFAULT_RETRY_WINDOW),
+        client_timeout: millis(yaml.client_timeout_in_mills).filter(|limit| !limit.is_zero()),
+    }
+}
+
+/// Workers times threads stays within the cores: more only makes them wait for one another.
+fn intra_op_threads(cores: usize, workers: usize) -> u32 {
+    u32::try_from((cores / workers.max(1)).max(1)).unwrap_or(u32::MAX)
+}
+
+fn echo_behaviour(yaml: &ModelConfig) -> Result<EchoBehaviour, ServingError> {
+    match yaml.other.get("echo") {
+        None => Ok(EchoBehaviour::default()),
+        Some(value) => serde_json::from_value(value.clone()).map_err(|error| {
+            ServingError::BadRegistration(format!("`echo` in the model's configuration: {error}"))
+        }),
+    }
+}
+
+/// TorchServe's name for an archive that has none (*torchserve-contract* 1.6): the file name
+/// without its last extension, every other character than letters, digits and `_` replaced.
+fn name_from_file(url: &str) -> String {
+    let file = url.trim_end_matches('/').rsplit('/').next().unwrap_or(url);
+    let stem = file.strip_suffix(".mar").unwrap_or(file);
+    let name = stem
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
+    name.collect()
+}
+
+/// Settings of the archive that this server does not act on yet, for one warning each.
+pub(crate) fn without_effect(artifact: &Artifact) -> Vec<&'static str> {
+    let Some(yaml) = &artifact.config else {
+        return Vec::new();
+    };
+    let on = |value: Option<bool>| value == Some(true);
+    [
+        ("useJobTicket", on(yaml.use_job_ticket)),
+        ("continuousBatching", on(yaml.continuous_batching)),
+        ("sequenceBatching", on(yaml.sequence_batching)),
+        ("asyncCommunication", on(yaml.async_communication)),
+        ("useVenv", on(yaml.use_venv)),
+        ("parallelType", yaml.parallel_level.is_some()),
+        ("torchrun", yaml.torchrun.is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(key, set)| set.then_some(key))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_never_exceed_the_cores_and_never_reach_zero() {
+        assert_eq!(intra_op_threads(8, 2), 4);
+        assert_eq!(intra_op_threads(8, 3), 2);
+        assert_eq!(intra_op_threads(2, 4), 1);
+        assert_eq!(intra_op_threads(2, 0), 2);
+        assert_eq!(intra_op_threads(0, 1), 1);
+    }
+
+    #[test]
+    fn an_archive_without_a_name_gets_one_from_its_file() {
+        assert_eq!(name_from_file("noop.mar"), "noop");
+        assert_eq!(name_from_file("noop.tar.gz"), "noop_tar_gz");
+        assert_eq!(name_from_file("/store/my-model/"), "my_model");
+    }
+}
