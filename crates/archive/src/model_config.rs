@@ -174,9 +174,9 @@ impl ModelConfig {
 
     fn take(&mut self, key: &str, value: Value) -> Result<(), String> {
         match key {
-            "minWorkers" => return self.at_least_one(value, |config| &mut config.min_workers),
+            "minWorkers" => return self.at_least_one(&value, |config| &mut config.min_workers),
             "maxWorkers" => self.max_workers = Some(integer(&value, 0)?),
-            "batchSize" => return self.at_least_one(value, |config| &mut config.batch_size),
+            "batchSize" => return self.at_least_one(&value, |config| &mut config.batch_size),
             "maxBatchDelay" => self.max_batch_delay = Some(integer(&value, 0)?),
             "responseTimeout" => self.response_timeout = Some(integer(&value, 1)?),
             "startupTimeout" => self.startup_timeout = Some(integer(&value, 1)?),
@@ -194,10 +194,10 @@ impl ModelConfig {
             "sequenceMaxIdleMSec" => self.sequence_max_idle_msec = Some(integer(&value, 0)?),
             "sequenceTimeoutMSec" => self.sequence_timeout_msec = Some(integer(&value, 0)?),
             "maxNumSequence" => {
-                return self.at_least_one(value, |config| &mut config.max_num_sequence);
+                return self.at_least_one(&value, |config| &mut config.max_num_sequence);
             }
             "maxSequenceJobQueueSize" => {
-                return self.at_least_one(value, |config| &mut config.max_sequence_job_queue_size);
+                return self.at_least_one(&value, |config| &mut config.max_sequence_job_queue_size);
             }
             "asyncCommunication" => self.async_communication = Some(boolean(&value)?),
             "useVenv" => self.use_venv = Some(boolean(&value)?),
@@ -210,7 +210,7 @@ impl ModelConfig {
 
     fn at_least_one(
         &mut self,
-        value: Value,
+        value: &Value,
         field: fn(&mut Self) -> &mut Option<u32>,
     ) -> Result<(), String> {
         match value.as_i64() {
@@ -219,7 +219,7 @@ impl ModelConfig {
                 Err(format!("is {number}; 1 is used, the least it can be"))
             }
             _ => {
-                *field(self) = Some(integer(&value, 1)?);
+                *field(self) = Some(integer(value, 1)?);
                 Ok(())
             }
         }

@@ -1,0 +1,8 @@
+//! The command line of `torch-model-archiver`, tried on the real program. Tests that stem from a
+//! published fault of TorchServe's archiver are named after its entry, such as `ar_01`.
+
+mod faults;
+mod flags;
+mod large;
+mod look;
+mod sandbox;
