@@ -34,7 +34,10 @@ pub(crate) enum PluginError {
         executable: PathBuf,
     },
     /// CPython refused to start.
-    #[error("Python did not start as `{}`: {message}", executable.display())]
+    #[error(
+        "Python did not start as `{}`: {message}; check the environment variable PYTHONHOME, the \
+         model log shows where Python looked", executable.display()
+    )]
     Interpreter {
         /// The interpreter of the environment.
         executable: PathBuf,

@@ -388,6 +388,17 @@ fn the_wrong_environment_is_refused_with_a_reason() {
 }
 
 #[test]
+fn a_python_that_cannot_start_is_refused_with_a_reason() {
+    let nowhere = [("PYTHONHOME", "/nowhere".as_ref())];
+    let places = places();
+    let message = Host::start(&places, &nowhere, false).expect_failed();
+    let executable = places.executable.to_string_lossy();
+    assert!(message.contains(&*executable), "{message}");
+    assert!(message.contains("PYTHONHOME"), "{message}");
+    assert!(!message.contains('\n'), "{message}");
+}
+
+#[test]
 fn a_missing_ts_package_is_refused_with_a_reason() {
     let empty = tempfile::tempdir().unwrap();
     let mut places = places();

@@ -93,7 +93,7 @@ fn initialize(executable: &Path) -> Result<(), PluginError> {
         check(ffi::Py_PreInitialize(pre))?;
 
         // The environment is honoured (PYTHONPATH, PYTHONHASHSEED, PYTHONWARNINGS, ...), since it
-        // is how operators configure Python. PYTHONHOME is caught by the check of the prefix.
+        // is how operators configure Python. A misplaced PYTHONHOME fails here or at the prefix.
         ffi::PyConfig_InitPythonConfig(config);
         (*config).parse_argv = 0;
         // Signals are for the server to decide about, and Python would only run its handlers on a
