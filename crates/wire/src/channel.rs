@@ -329,7 +329,8 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Waits until `socket` has something to read.
+/// Waits until `socket` has something to read, or the peer's process has ended with nothing left
+/// to read.
 fn wait_readable(
     socket: &OwnedFd,
     deadline: Option<Instant>,
@@ -350,15 +351,31 @@ fn wait_readable(
                 Timespec::try_from(left).ok()
             }
         };
-        let mut watched = [
-            PollFd::new(socket, PollFlags::IN),
-            PollFd::from_borrowed_fd(peer.unwrap_or(socket.as_fd()), PollFlags::IN),
-        ];
-        match poll(&mut watched, timeout.as_ref()) {
+        let on_socket = PollFd::new(socket, PollFlags::IN);
+        let ready = match peer {
+            None => poll(&mut [on_socket], timeout.as_ref()),
+            Some(peer) => {
+                let on_peer = PollFd::from_borrowed_fd(peer, PollFlags::IN);
+                let mut watched = [on_socket, on_peer];
+                let ready = poll(&mut watched, timeout.as_ref());
+                if ready == Ok(1) && watched[0].revents().is_empty() {
+                    // What a process wrote before it ended still counts, and it may have written
+                    // between the kernel's look at the socket and its look at the process.
+                    let now = Timespec {
+                        tv_sec: 0,
+                        tv_nsec: 0,
+                    };
+                    let left = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now));
+                    if left == Ok(0) {
+                        return Err(WireError::PeerExited);
+                    }
+                }
+                ready
+            }
+        };
+        match ready {
             Ok(0) | Err(Errno::INTR) => {}
-            // Data first: what a process wrote before it ended still counts.
-            Ok(_) if !watched[0].revents().is_empty() => return Ok(()),
-            Ok(_) => return Err(WireError::PeerExited),
+            Ok(_) => return Ok(()),
             Err(errno) => return Err(WireError::system("poll")(errno)),
         }
     }
@@ -504,6 +521,30 @@ mod tests {
         drop(one);
         assert!(matches!(other.receive(None, None), Err(WireError::Closed)));
         assert!(matches!(other.send(&(), None), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn the_last_words_of_a_process_are_heard_before_its_end() {
+        for _ in 0..50 {
+            let (one, other) = Channel::pair().unwrap();
+            let mut child = std::process::Command::new("sh")
+                .args(["-c", "head -c 16 /dev/zero"])
+                .stdout(std::process::Stdio::from(one))
+                .spawn()
+                .unwrap();
+            let pid = rustix::process::Pid::from_child(&child);
+            let pidfd =
+                rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+            let mut other = Channel::new(other, LIMIT);
+            // Sixteen zero bytes are an empty message.
+            other.receive(soon(), Some(pidfd.as_fd())).unwrap();
+            let end = other.receive(soon(), Some(pidfd.as_fd())).err().unwrap();
+            assert!(
+                matches!(end, WireError::Closed | WireError::PeerExited),
+                "{end}"
+            );
+            child.wait().unwrap();
+        }
     }
 
     #[test]

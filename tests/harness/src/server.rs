@@ -1,0 +1,329 @@
+//! The server as a child process.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::client::Request;
+
+/// How long anything here may take before the test fails.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A server that has not been started.
+pub struct Server {
+    executable: PathBuf,
+    folder: TempDir,
+    config: Vec<String>,
+    args: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Server {
+    /// A server with an empty model store, free ports, no tokens and the model API on.
+    pub fn new(executable: &str) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("ts-test-")
+            .tempdir()
+            .unwrap();
+        fs_err::create_dir_all(folder.path().join("store")).unwrap();
+        fs_err::create_dir_all(folder.path().join("tmp")).unwrap();
+        Self {
+            executable: executable.into(),
+            folder,
+            config: ["inference_address", "management_address", "metrics_address"]
+                .map(|key| format!("{key}=http://127.0.0.1:0"))
+                .to_vec(),
+            args: vec![
+                "--disable-token-auth".to_owned(),
+                "--enable-model-api".to_owned(),
+            ],
+            environment: Vec::new(),
+        }
+    }
+
+    /// Adds a line to its configuration file.
+    #[must_use]
+    pub fn config(mut self, line: &str) -> Self {
+        self.config.push(line.to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        self
+    }
+
+    /// Leaves tokens and the model API at their defaults.
+    #[must_use]
+    pub fn with_default_safety(mut self) -> Self {
+        self.args.clear();
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Its model store.
+    pub fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// Puts a model for the echo backend into the store; `yaml` is its `model-config.yaml`.
+    #[must_use]
+    pub fn echo_model(self, name: &str, yaml: &str) -> Self {
+        write_echo_model(&self.store(), name, "1.0", yaml);
+        self
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command
+            .current_dir(self.folder.path())
+            .env("TMPDIR", self.folder.path().join("tmp"))
+            .env_remove("TS_CONFIG_FILE")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .args(["--start", "--foreground", "--ncs", "--model-store"])
+            .arg(self.store())
+            .arg("--ts-config")
+            .arg(self.folder.path().join("config.properties"))
+            .arg("--ready-file")
+            .arg(self.folder.path().join("ready.json"))
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts it and waits until it listens.
+    pub fn start(self) -> Running {
+        let config = self.config.join("\n");
+        fs_err::write(self.folder.path().join("config.properties"), config).unwrap();
+        let mut child = self.command().spawn().unwrap();
+        let output = Arc::new(Mutex::new(String::new()));
+        collect(child.stdout.take().unwrap(), &output);
+        collect(child.stderr.take().unwrap(), &output);
+        let ready_file = self.folder.path().join("ready.json");
+        let started = Instant::now();
+        let ready: Value = loop {
+            if let Ok(text) = fs_err::read_to_string(&ready_file) {
+                break serde_json::from_str(&text).unwrap();
+            }
+            if let Some(status) = child.try_wait().unwrap() {
+                std::thread::sleep(Duration::from_millis(100));
+                panic!(
+                    "the server ended with {status}:\n{}",
+                    output.lock().unwrap()
+                );
+            }
+            assert!(
+                started.elapsed() < LIMIT,
+                "not ready:\n{}",
+                output.lock().unwrap()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let address = |key: &str| format!("http://{}", ready[key].as_str().unwrap());
+        Running {
+            inference: address("inference"),
+            management: address("management"),
+            metrics: address("metrics"),
+            child,
+            folder: self.folder,
+            output,
+        }
+    }
+
+    /// Starts it where a start must fail; returns its status and all its output.
+    pub fn start_and_fail(self) -> (ExitStatus, String) {
+        let config = self.config.join("\n");
+        fs_err::write(self.folder.path().join("config.properties"), config).unwrap();
+        let output = self.command().output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status, String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+fn write_echo_model(store: &Path, name: &str, version: &str, yaml: &str) {
+    let folder = store.join(name).join("MAR-INF");
+    fs_err::create_dir_all(&folder).unwrap();
+    let mut model = serde_json::json!({"modelName": name, "modelVersion": version});
+    if !yaml.is_empty() {
+        model["configFile"] = "model-config.yaml".into();
+        fs_err::write(store.join(name).join("model-config.yaml"), yaml).unwrap();
+    }
+    let manifest = serde_json::json!({"runtime": "echo", "model": model});
+    fs_err::write(folder.join("MANIFEST.json"), manifest.to_string()).unwrap();
+}
+
+fn collect(pipe: impl std::io::Read + Send + 'static, output: &Arc<Mutex<String>>) {
+    let output = Arc::clone(output);
+    std::thread::Builder::new()
+        .spawn(move || {
+            for line in BufReader::new(pipe).split(b'\n') {
+                let Ok(line) = line else { break };
+                let mut output = output.lock().unwrap();
+                output.push_str(&String::from_utf8_lossy(&line));
+                output.push('\n');
+            }
+        })
+        .unwrap();
+}
+
+/// A server that listens.
+pub struct Running {
+    /// Address of the inference API, as `http://host:port`.
+    pub inference: String,
+    /// Address of the management API.
+    pub management: String,
+    /// Address of the metrics API.
+    pub metrics: String,
+    child: Child,
+    folder: TempDir,
+    output: Arc<Mutex<String>>,
+}
+
+impl Running {
+    /// A request to the inference API.
+    pub fn infer(&self, method: &'static str, path: &str) -> Request {
+        Request::new(method, format!("{}{path}", self.inference))
+    }
+
+    /// A request to the management API.
+    pub fn manage(&self, method: &'static str, path: &str) -> Request {
+        Request::new(method, format!("{}{path}", self.management))
+    }
+
+    /// A request to the metrics API.
+    pub fn metrics(&self, path: &str) -> Request {
+        Request::new("GET", format!("{}{path}", self.metrics))
+    }
+
+    /// Puts another echo model into the store; registers nothing.
+    pub fn echo_model(&self, name: &str, version: &str, yaml: &str) {
+        write_echo_model(&self.folder.path().join("store"), name, version, yaml);
+    }
+
+    /// The folder that the server was started in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The server's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything the server has written so far.
+    pub fn output(&self) -> String {
+        self.output.lock().unwrap().clone()
+    }
+
+    /// Describe-model's first entry.
+    #[track_caller]
+    pub fn describe(&self, model: &str) -> Value {
+        self.manage("GET", &format!("/models/{model}"))
+            .send()
+            .expect(200)
+            .json()[0]
+            .clone()
+    }
+
+    /// Process ids of a model's workers, as far as they have one.
+    pub fn worker_pids(&self, model: &str) -> Vec<u32> {
+        let workers = self.describe(model)["workers"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        workers
+            .iter()
+            .filter_map(|worker| worker["pid"].as_u64())
+            .filter_map(|pid| u32::try_from(pid).ok())
+            .collect()
+    }
+
+    /// Waits until all workers of a model, at least one, take batches.
+    #[track_caller]
+    pub fn wait_ready(&self, model: &str) {
+        self.wait_until(&format!("workers of {model} are ready"), || {
+            let answer = self.manage("GET", &format!("/models/{model}")).send();
+            if answer.status != 200 {
+                return false;
+            }
+            let description = answer.json();
+            let workers = description[0]["workers"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            !workers.is_empty() && workers.iter().all(|worker| worker["status"] == "READY")
+        });
+    }
+
+    /// Waits until a condition holds.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !holds() {
+            assert!(
+                started.elapsed() < LIMIT,
+                "never: {what}\n{}",
+                self.output()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Sends the server a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the server's end, at most `limit`.
+    #[track_caller]
+    pub fn wait_for_exit(&mut self, limit: Duration) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(
+                started.elapsed() < limit,
+                "still running:\n{}",
+                self.output()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Asks it to stop and waits until it has.
+    #[track_caller]
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal(rustix::process::Signal::TERM);
+        self.wait_for_exit(LIMIT)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _already_gone = self.child.kill();
+        let _reaped_before = self.child.wait();
+        if std::thread::panicking() {
+            #[expect(clippy::print_stderr, reason = "shown beside a failed test")]
+            {
+                eprintln!("--- output of the server ---\n{}", self.output());
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What happens to requests and processes when a host dies, hangs or is taken away.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{server, serving};
+
+const ISOLATIONS: [&str; 2] = ["process", "thread"];
+
+fn isolated(isolation: &str, yaml: &str) -> ts_test::Running {
+    serving(&format!("workerIsolation: {isolation}\n{yaml}"))
+}
+
+fn kill(pid: u32) {
+    kill_process(
+        Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(),
+        Signal::KILL,
+    )
+    .unwrap();
+}
+
+#[test]
+fn isolation_decides_how_many_workers_share_a_process() {
+    for (isolation, processes) in [("process", 3), ("thread", 1)] {
+        let server = isolated(isolation, "");
+        server
+            .manage("PUT", "/models/m?min_worker=3&synchronous=true")
+            .send()
+            .expect(200);
+        let mut pids = server.worker_pids("m");
+        assert_eq!(pids.len(), 3, "{isolation}");
+        pids.sort_unstable();
+        pids.dedup();
+        assert_eq!(pids.len(), processes, "{isolation}");
+        for pid in pids {
+            assert_ne!(pid, server.pid());
+        }
+    }
+}
+
+#[test]
+fn a_crash_answers_its_request_and_the_worker_comes_back() {
+    for isolation in ISOLATIONS {
+        for fault in ["abort", "panic"] {
+            let server = isolated(isolation, "");
+            let request = server
+                .infer("POST", "/predictions/m")
+                .header("x-echo-fault", fault);
+            let error = request.body("x").send().expect(500).json();
+            assert_eq!(error["message"], "Worker died.", "{isolation} {fault}");
+            assert_eq!(error["type"], "InternalServerException");
+            // The next one waits for the replacement.
+            server
+                .infer("POST", "/predictions/m")
+                .body("x")
+                .send()
+                .expect(200);
+            let worker = &server.describe("m")["workers"][0];
+            assert_eq!(worker["generation"], 2, "{isolation} {fault}");
+            assert!(
+                worker["lastFailure"].as_str().is_some(),
+                "{isolation} {fault}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_worker_killed_while_it_is_idle_is_noticed_and_replaced() {
+    for isolation in ISOLATIONS {
+        let server = isolated(isolation, "");
+        let before = server.worker_pids("m");
+        kill(before[0]);
+        server.wait_until("another process serves", || {
+            let now = server.worker_pids("m");
+            !now.is_empty() && now != before
+        });
+        server
+            .infer("POST", "/predictions/m")
+            .body("x")
+            .send()
+            .expect(200);
+    }
+}
+
+#[test]
+fn a_worker_killed_from_outside_while_it_runs_answers_with_out_of_memory() {
+    let server = isolated("process", "echo:\n  batchMicros: 3000000\n");
+    let pid = server.worker_pids("m")[0];
+    std::thread::scope(|scope| {
+        let request = server.infer("POST", "/predictions/m").body("x");
+        let call = scope.spawn(move || {
+            let started = Instant::now();
+            (request.send(), started.elapsed())
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        kill(pid);
+        let (answer, took) = call.join().unwrap();
+        assert_eq!(answer.expect(507).json()["message"], "Worker died.");
+        assert!(took < Duration::from_secs(2), "answered after {took:?}");
+    });
+    let failure = server.describe("m")["workers"][0]["lastFailure"].to_string();
+    assert!(
+        failure.contains("signal 9") && failure.contains("memory"),
+        "{failure}"
+    );
+}
+
+#[test]
+fn a_worker_that_does_not_answer_is_killed_at_its_limit() {
+    for isolation in ISOLATIONS {
+        let server = isolated(isolation, "responseTimeout: 1\n");
+        let before = server.worker_pids("m");
+        let started = Instant::now();
+        let request = server
+            .infer("POST", "/predictions/m")
+            .header("x-echo-fault", "hang");
+        assert_eq!(
+            request.body("x").send().expect(500).json()["message"],
+            "Worker died."
+        );
+        let took = started.elapsed();
+        let expected = Duration::from_millis(900)..Duration::from_secs(4);
+        assert!(expected.contains(&took), "{isolation}: {took:?}");
+        server
+            .infer("POST", "/predictions/m")
+            .body("x")
+            .send()
+            .expect(200);
+        assert_ne!(server.worker_pids("m"), before);
+        let output = server.output();
+        for phrase in [
+            "Number or consecutive unsuccessful inference 1",
+            "Worker disconnected",
+            "Auto recovery start timestamp",
+            "Retry worker",
+            "Auto recovery succeeded, reset recoveryStartTS",
+        ] {
+            assert!(output.contains(phrase), "{phrase} is missing:\n{output}");
+        }
+        assert!(!output.contains("Auto recovery failed again"), "{output}");
+    }
+}
+
+#[test]
+fn a_model_that_loads_too_slowly_fails_at_the_start_up_limit() {
+    let server = server().start();
+    server.echo_model(
+        "slow",
+        "1.0",
+        "startupTimeout: 1\necho:\n  loadMicros: 20000000\n",
+    );
+    let started = Instant::now();
+    let error = server
+        .manage("POST", "/models?url=slow&initial_workers=1")
+        .send()
+        .expect(500)
+        .json();
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(
+        error["message"].as_str().unwrap().contains("within 1 s"),
+        "{error}"
+    );
+    // Loading is not held to the limit of a prediction.
+    server.echo_model(
+        "ok",
+        "1.0",
+        "responseTimeout: 1\necho:\n  loadMicros: 2000000\n",
+    );
+    server
+        .manage("POST", "/models?url=ok&initial_workers=1")
+        .send()
+        .expect(200);
+    server
+        .infer("POST", "/predictions/ok")
+        .body("x")
+        .send()
+        .expect(200);
+}
+
+#[test]
+fn many_deaths_leave_no_defunct_process_and_no_descriptor() {
+    let server = isolated("process", "");
+    let descriptors = || {
+        fs_err::read_dir(format!("/proc/{}/fd", server.pid()))
+            .unwrap()
+            .count()
+    };
+    let die = || {
+        let before = server.worker_pids("m");
+        kill(before[0]);
+        server.wait_until("another process serves", || {
+            let now = server.worker_pids("m");
+            !now.is_empty() && now != before
+        });
+        server
+            .infer("POST", "/predictions/m")
+            .body("x")
+            .send()
+            .expect(200);
+    };
+    die();
+    let base = descriptors();
+    for _ in 0..4 {
+        die();
+    }
+    server.wait_until("descriptors are given back", || descriptors() <= base);
+    let children = fs_err::read_to_string(format!("/proc/{}/task/{0}/children", server.pid()));
+    for child in children.unwrap().split_whitespace() {
+        let stat = fs_err::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        assert!(!stat.contains(") Z "), "defunct: {stat}");
+    }
+}
+
+#[test]
+fn hosts_are_gone_when_the_server_is_gone_even_by_sigkill() {
+    for isolation in ISOLATIONS {
+        let server = isolated(isolation, "echo:\n  batchMicros: 30000000\n");
+        let pids = server.worker_pids("m");
+        let busy = server.infer("POST", "/predictions/m").body("x");
+        assert!(busy.limit(Duration::from_millis(300)).try_send().is_err());
+        server.signal(Signal::KILL);
+        server.wait_until("hosts have ended", || {
+            pids.iter().all(|pid| !is_running(*pid))
+        });
+    }
+}
+
+fn is_running(pid: u32) -> bool {
+    fs_err::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn scaling_down_lets_a_batch_finish() {
+    for isolation in ISOLATIONS {
+        let server = isolated(isolation, "echo:\n  batchMicros: 700000\n");
+        std::thread::scope(|scope| {
+            let request = server.infer("POST", "/predictions/m").body("x");
+            let call = scope.spawn(move || request.send());
+            std::thread::sleep(Duration::from_millis(200));
+            let path = "/models/m?min_worker=0&max_worker=0&synchronous=true";
+            server.manage("PUT", path).send().expect(200);
+            assert_eq!(call.join().unwrap().expect(200).text(), "x", "{isolation}");
+        });
+        let left = format!("/proc/{}/task/{0}/children", server.pid());
+        server.wait_until("no host is left", || {
+            fs_err::read_to_string(&left).unwrap().trim().is_empty()
+        });
+    }
+}

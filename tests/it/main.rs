@@ -1,0 +1,24 @@
+//! The real server, on its echo backend: everything between a socket and a worker that needs
+//! neither torch nor Python. `tests/python` does the same with Python handlers.
+
+mod archives;
+mod batching;
+mod hosts;
+mod management;
+mod metrics;
+mod predict;
+mod settings;
+mod shutdown;
+
+/// A server that has not been started; one per test, nothing is shared.
+fn server() -> ts_test::Server {
+    ts_test::Server::new(env!("CARGO_BIN_EXE_torchserve"))
+}
+
+/// A running server with one model `m` that has one worker; `yaml` is added to its configuration.
+fn serving(yaml: &str) -> ts_test::Running {
+    let server = server().echo_model("m", &format!("minWorkers: 1\nmaxWorkers: 1\n{yaml}"));
+    let server = server.args(&["--models", "m"]).start();
+    server.wait_ready("m");
+    server
+}
