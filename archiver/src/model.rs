@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use fs_err as fs;
 use indicatif::{ProgressBar, ProgressStyle};
 use ts_archive::{
-    ArchiveError, Entries, HandlerName, Manifest, ManifestModel, MemberPath, ModelConfig, Packing,
-    check_requirements, check_source, is_identifier,
+    ArchiveError, DEFAULT_HANDLERS, Entries, HandlerName, Manifest, ManifestModel, MemberPath,
+    ModelConfig, Packing, check_requirements, check_source, is_identifier,
 };
 use ts_types::{ModelName, Runtime, Version};
 
@@ -128,7 +128,7 @@ fn native_handler(text: &str, entries: &mut Entries) -> Result<String> {
 /// files. Base names only: nothing refers to the folder that was packed from.
 fn python_handler(text: &str, entries: &mut Entries) -> Result<String> {
     let handler = HandlerName::parse(text);
-    if handler.is_default() {
+    if DEFAULT_HANDLERS.contains(&text) {
         return Ok(text.to_owned());
     }
     if let Some(entry) = handler.entry
@@ -153,7 +153,7 @@ fn python_handler(text: &str, entries: &mut Entries) -> Result<String> {
         .is_dotted()
         .then(|| packed_module(&handler, entries))
         .flatten();
-    let Some(source) = packed else {
+    let Some((source, entry)) = packed else {
         let hint = if handler.is_dotted() {
             "; a module of a package must be among the extra files: add the package's folder to \
              --extra-files and give --keep-dirs"
@@ -165,15 +165,18 @@ fn python_handler(text: &str, entries: &mut Entries) -> Result<String> {
             with_suffix.display()
         );
     };
-    check(&source, handler.entry)?;
+    check(&source, entry)?;
     Ok(text.to_owned())
 }
 
-/// The source of a dotted module, if it is among the entries.
-fn packed_module(handler: &HandlerName<'_>, entries: &Entries) -> Option<PathBuf> {
-    handler.files().iter().find_map(|file| {
-        let member = MemberPath::parse(file).ok()?;
-        entries.source(&member).map(Path::to_owned)
+/// The source of a dotted module and the name to look for in it, if it is among the entries.
+fn packed_module<'a>(
+    handler: &HandlerName<'a>,
+    entries: &Entries,
+) -> Option<(PathBuf, Option<&'a str>)> {
+    handler.places().into_iter().find_map(|(file, entry)| {
+        let member = MemberPath::parse(&file).ok()?;
+        Some((entries.source(&member)?.to_owned(), entry))
     })
 }
 

@@ -242,6 +242,12 @@ fn ar_12_every_documented_spelling_of_a_handler_is_accepted() {
             &package,
         ),
         (
+            "pkg.mod.handler.MyHandler",
+            "pkg.mod.handler.MyHandler",
+            "pkg/mod/handler.py",
+            &package,
+        ),
+        (
             "pkg.mod.handler:MyHandler",
             "pkg.mod.handler:MyHandler",
             "pkg/mod/handler.py",

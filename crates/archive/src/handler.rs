@@ -38,21 +38,33 @@ impl<'a> HandlerName<'a> {
         }
     }
 
-    /// Whether it is a handler of the server's own.
+    /// Whether it means a handler of the server's own, where the model has no file of that name.
     pub fn is_default(&self) -> bool {
-        self.entry.is_none() && DEFAULT_HANDLERS.contains(&self.module)
+        DEFAULT_HANDLERS.contains(&self.base())
     }
 
-    /// The files inside a model that may hold it, the likeliest first.
-    pub fn files(&self) -> Vec<String> {
+    /// The module without folders and suffix.
+    fn base(&self) -> &'a str {
         let module = self.module.strip_suffix(".py").unwrap_or(self.module);
-        let base = module.rsplit('/').next().unwrap_or(module);
-        let mut files = vec![format!("{base}.py"), format!("{base}/__init__.py")];
+        module.rsplit('/').next().unwrap_or(module)
+    }
+
+    /// The files inside a model that may hold it, the likeliest first, each with the name to look
+    /// for in it: `pkg.mod.x` is a module `x`, or the function or class `x` of a module.
+    pub fn places(&self) -> Vec<(String, Option<&'a str>)> {
+        let mut places = Vec::new();
+        let mut add = |module: &str, entry| {
+            places.push((format!("{module}.py"), entry));
+            places.push((format!("{module}/__init__.py"), entry));
+        };
+        add(self.base(), self.entry);
         if self.is_dotted() {
-            let path = self.module.replace('.', "/");
-            files.extend([format!("{path}.py"), format!("{path}/__init__.py")]);
+            add(&self.module.replace('.', "/"), self.entry);
+            if let (None, Some((module, name))) = (self.entry, self.module.rsplit_once('.')) {
+                add(&module.replace('.', "/"), Some(name));
+            }
         }
-        files
+        places
     }
 
     /// Whether it is spelt as a module inside a package.
@@ -151,13 +163,25 @@ mod tests {
 
     #[test]
     fn spellings_name_the_files_they_may_mean() {
-        let files = |text| HandlerName::parse(text).files();
+        let files = |text| -> Vec<_> {
+            HandlerName::parse(text)
+                .places()
+                .into_iter()
+                .map(|(file, _)| file)
+                .collect()
+        };
         assert_eq!(files("h.py")[0], "h.py");
         assert_eq!(files("dir/h:handle")[0], "h.py");
         assert_eq!(files("h.py:MyHandler")[0], "h.py");
         assert!(files("pkg.mod.handler").contains(&"pkg/mod/handler.py".to_owned()));
         assert!(HandlerName::parse("image_classifier").is_default());
-        assert!(!HandlerName::parse("image_classifier.py").is_default());
+        assert!(HandlerName::parse("x/image_classifier.py:handle").is_default());
+        let dotted = HandlerName::parse("pkg.mod.answer");
+        assert!(
+            dotted
+                .places()
+                .contains(&("pkg/mod.py".to_owned(), Some("answer")))
+        );
         assert!(!HandlerName::parse("a/b.c").is_dotted());
     }
 

@@ -236,6 +236,16 @@ impl<T> MemberTree<T> {
         self.files.get(path)
     }
 
+    /// Files and folders together, the folders that files only imply included.
+    pub fn len(&self) -> usize {
+        self.files.len() + self.folders.len()
+    }
+
+    /// Whether nothing was added.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// All files, sorted by path.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&MemberPath, &T)> {
         self.files.iter()

@@ -149,7 +149,11 @@ impl Budget {
 
     fn entry(&mut self) -> Result<(), ArchiveError> {
         self.entries += 1;
-        if self.entries > self.limits.max_entries {
+        self.limit_entries(self.entries)
+    }
+
+    fn limit_entries(&self, entries: u64) -> Result<(), ArchiveError> {
+        if entries > self.limits.max_entries {
             return Err(self.over(Limit::Entries(self.limits.max_entries)));
         }
         Ok(())
@@ -247,6 +251,8 @@ fn take(
     on_fault: OnFault<'_>,
 ) -> Result<(), ArchiveError> {
     let judged = judge(stored, tree, &budget.archive);
+    // One deep path implies a thousand folders, each of which costs memory and an inode.
+    budget.limit_entries(tree.len() as u64)?;
     match judged {
         Ok(None) => Ok(()),
         Ok(Some((path, is_folder))) => on_member(Incoming {

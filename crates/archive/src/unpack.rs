@@ -17,7 +17,7 @@ use crate::read::{self, Incoming, Kind};
 /// itself is never believed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnpackLimits {
-    /// Members at most, folders included. Default: 100,000.
+    /// Files and folders at most, the folders that files only imply included. Default: 100,000.
     pub max_entries: u64,
     /// Bytes at most, all members together. Default: 64 GiB, as weights are large.
     pub max_total_bytes: u64,

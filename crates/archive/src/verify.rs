@@ -252,19 +252,17 @@ fn check_handler(root: &Path, manifest: &Manifest) -> Result<(), String> {
         Runtime::Python | Runtime::Python3 => {}
     }
     let handler = HandlerName::parse(text);
-    let files = handler.files();
-    let Some(file) = files.iter().find(|file| root.join(file).is_file()) else {
-        return if handler.is_default() {
-            Ok(())
-        } else {
-            Err(format!(
-                "`{text}` is neither a handler of the server nor in the archive, where it would be \
-                 `{}`",
-                files.join("` or `")
-            ))
-        };
+    let places = handler.places();
+    let Some((file, entry)) = places.iter().find(|(file, _)| root.join(file).is_file()) else {
+        if handler.is_default() {
+            return Ok(());
+        }
+        let files: Vec<_> = places.iter().map(|(file, _)| format!("`{file}`")).collect();
+        return Err(format!(
+            "`{text}` is neither a handler of the server nor in the archive, where it would be {}",
+            files.join(" or ")
+        ));
     };
     let source = fs::read(root.join(file)).map_err(|error| error.to_string())?;
-    check_source(file, &String::from_utf8_lossy(&source), handler.entry)
-        .map_err(|fault| fault.to_string())
+    check_source(file, &String::from_utf8_lossy(&source), *entry).map_err(|fault| fault.to_string())
 }

@@ -287,12 +287,14 @@ fn limits_hold_whatever_the_headers_say() {
         .flat_map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes())
         .collect();
     let many: Vec<_> = ["a", "b", "c", "d"].map(|name| (name, &b"x"[..])).to_vec();
+    let deep = [("a/b/c/d", &b"x"[..])];
     let large = [("a", &noise[..3001])];
     let total = [("a", &noise[..2600]), ("b", &noise[2600..5200])];
     let zeros = vec![0; 2900];
     let flat = [("a", zeros.as_slice())];
     for (members, limit) in [
         (many.as_slice(), Limit::Entries(3)),
+        (&deep, Limit::Entries(3)),
         (
             &large,
             Limit::EntryBytes {
