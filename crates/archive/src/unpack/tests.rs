@@ -2,6 +2,7 @@ use std::io::{Cursor, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use proptest::prelude::*;
 use tar::EntryType;
 use zip::write::SimpleFileOptions;
 
@@ -476,4 +477,35 @@ fn a_bad_manifest_or_configuration_leaves_nothing() {
     let good = zip(&[(MANIFEST_PATH, with_config), ("c.yaml", b"batchSize: 3\n")]);
     let artifact = Store::new().unpack("good.mar", &good).unwrap();
     assert_eq!(artifact.config.as_ref().unwrap().batch_size, Some(3));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damage_anywhere_is_an_error_or_harmless(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        is_tar in any::<bool>(),
+    ) {
+        let members: [(&str, &[u8]); 3] =
+            [(MANIFEST_PATH, MANIFEST), ("lib/a.py", b"x = 1"), ("z", &[7; 700])];
+        let (name, mut bytes) = if is_tar {
+            ("m.tar.gz", tar_of_files(&members))
+        } else {
+            ("m.mar", zip(&members))
+        };
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let store = Store::new();
+        // Whatever comes of it, it stays in its folder and goes with the artifact.
+        drop(store.unpack_with(name, &bytes, &small_limits()));
+        let left: Vec<_> = walkdir::WalkDir::new(store.folder.path())
+            .into_iter()
+            .map(|entry| entry.unwrap().into_path())
+            .filter(|path| path.is_file())
+            .collect();
+        prop_assert_eq!(left, [store.folder.path().join(name)]);
+    }
 }
