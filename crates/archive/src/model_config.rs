@@ -124,7 +124,7 @@ impl ModelConfig {
                 max_aliases: 10_000,
             },
             alias_limits: serde_saphyr::alias_limits! {
-                max_total_replayed_events: 100_000,
+                max_total_replayed_events: 20_000,
                 max_replay_stack_depth: 32,
             },
             duplicate_keys: serde_saphyr::options::DuplicateKeyPolicy::Error,

@@ -158,15 +158,18 @@ fn hostile_files_are_refused_with_file_and_line() {
 }
 
 #[test]
-fn anchors_that_expand_without_end_are_refused_quickly() {
+fn anchors_that_expand_without_end_are_refused_early() {
     let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..10 {
         let items = vec![format!("*a{}", level - 1); 10].join(", ");
         text.push_str(&format!("a{level}: &a{level} [{items}]\n"));
     }
-    let begun = std::time::Instant::now();
-    assert!(error(&text).contains("line"));
-    assert!(begun.elapsed() < std::time::Duration::from_secs(2));
+    // The tenth line would hold 10^10 items; the fifth is the last that is looked at.
+    let error = error(&text);
+    assert!(
+        error.contains("line 5") && error.contains("limit"),
+        "{error}"
+    );
 }
 
 #[test]
