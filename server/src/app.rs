@@ -1,0 +1,186 @@
+//! The composition root: the only place that knows all parts and wires them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix_web::{App, HttpServer, web};
+use anyhow::Context as _;
+
+use crate::auth::{Guard, KEY_FILE, Tokens};
+use crate::cli::Options;
+use crate::listen::Listeners;
+use crate::rest::{self, Edge, Traffic, body};
+use crate::settings::{Settings, raw::Raw};
+use crate::shutdown::{self, Signals};
+use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics, with_causes};
+use crate::work_dir::{self, WorkDir};
+use crate::startup;
+
+/// How long an idle connection is kept.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+
+/// How long a request's head may take to arrive.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the server is started with.
+pub(crate) struct Plan<'p> {
+    /// The command line.
+    pub(crate) options: &'p Options,
+    /// What was written, for the log.
+    pub(crate) raw: &'p Raw,
+    /// What it means.
+    pub(crate) settings: Settings,
+    /// Where temporary files go.
+    pub(crate) temp_dir: PathBuf,
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// The server cannot start.
+pub(crate) fn run(plan: Plan<'_>) -> anyhow::Result<()> {
+    let log = Log::start(&plan.settings.log_filter)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("background")
+        .enable_all()
+        .build()
+        .context("the runtime cannot be started")?;
+    let served = runtime.block_on(serve(plan, &log));
+    if let Err(error) = &served {
+        tracing::error!("{}", with_causes(error.as_ref()));
+    }
+    // A model that is still being unpacked or downloaded is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    served
+}
+
+async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let Plan { options, raw, settings, temp_dir } = plan;
+    tell_settings(options, raw, &settings, &temp_dir);
+    let mut signals = Signals::catch()?;
+    let listeners = Listeners::bind(&settings.http)?;
+    let exporter = Exporter::install()?;
+    let work_dir = WorkDir::create(&temp_dir)?;
+    let (inference, management) = ts_serving::start(settings.serving(work_dir.path().to_owned()))?;
+    let edge = web::Data::new(Edge {
+        inference,
+        management: Arc::clone(&management),
+        guard: guard(&settings)?,
+        surfaces: listeners.all.iter().map(|l| (l.address, l.surface)).collect(),
+        limits: body::Limits {
+            bytes: settings.http.max_request_bytes,
+            parts: settings.http.max_request_parts,
+        },
+        traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
+        exporter: exporter.clone(),
+        runtime: tokio::runtime::Handle::current(),
+    });
+    if let Some(file) = &options.ready_file {
+        listeners.tell(file)?;
+    }
+    let server = http_server(&edge, &settings, listeners)?;
+    let handle = server.handle();
+    let serving = tokio::spawn(server);
+    log.announce("Model server started.");
+    tracing::info!("listening {} ms after the start", started.elapsed().as_millis());
+    collect_host_metrics(exporter, settings.host_metrics_every)?;
+    tokio::task::spawn_blocking(move || {
+        let swept = work_dir::sweep(&temp_dir);
+        if swept > 0 {
+            tracing::info!("removed the temporary files of {swept} servers that did not end well");
+        }
+    });
+    tokio::spawn(startup::load(management, settings.startup_models, settings.model_store));
+    tokio::select! {
+        name = signals.next() => {
+            tracing::info!("{name}: stopping");
+            shutdown::shut_down(&edge, &handle, settings.drain_timeout, &mut signals).await;
+            Ok(())
+        }
+        ended = serving => {
+            let _given_up = edge.management.shut_down(Duration::ZERO).await;
+            ended.context("the HTTP server panicked")?.context("the HTTP server ended")
+        }
+    }
+}
+
+/// One set of threads for all listeners; which APIs a request may use depends on where it came in.
+fn http_server(
+    edge: &web::Data<Edge>,
+    settings: &Settings,
+    listeners: Listeners,
+) -> anyhow::Result<actix_web::dev::Server> {
+    let edge = edge.clone();
+    let mut server = HttpServer::new(move || {
+        App::new().app_data(edge.clone()).default_service(web::to(rest::serve))
+    })
+    .workers(settings.http.threads)
+    .keep_alive(KEEP_ALIVE)
+    .client_request_timeout(HEAD_LIMIT)
+    .shutdown_timeout(settings.drain_timeout.as_secs())
+    .disable_signals();
+    for listener in listeners.all {
+        let address = listener.address;
+        server = server
+            .listen(listener.socket)
+            .with_context(|| format!("`{address}` cannot be served"))?;
+    }
+    Ok(server.run())
+}
+
+fn guard(settings: &Settings) -> anyhow::Result<Guard> {
+    let tokens = if settings.token_authorization {
+        let file = std::env::current_dir()?.join(KEY_FILE);
+        let shown = file.display().to_string();
+        let tokens = Tokens::create(file, settings.token_lifetime).with_context(|| {
+            format!("`{shown}` cannot be written; tokens are told in it (--disable-token-auth)")
+        })?;
+        tracing::info!(
+            "TorchServe now enforces token authorization by default. The tokens are in {shown}; \
+             --disable-token-auth switches them off."
+        );
+        Some(Arc::new(tokens))
+    } else {
+        None
+    };
+    Ok(Guard::new(settings.enable_model_api, tokens))
+}
+
+/// What people look for first when something is not as they think it is.
+fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
+    let current = std::env::current_dir().unwrap_or_default();
+    tracing::info!("Torchserve version: {}", env!("CARGO_PKG_VERSION"));
+    tracing::info!("Current directory: {}", current.display());
+    tracing::info!("Temp directory: {}", temp_dir.display());
+    for (name, text, origin) in raw.shown() {
+        if origin == crate::settings::raw::DEFAULT {
+            tracing::debug!("setting {name} = {text} ({origin})");
+        } else {
+            tracing::info!("setting {name} = {text} ({origin})");
+        }
+    }
+    for warning in raw.warnings() {
+        tracing::warn!("{warning}");
+    }
+    if options.log_config.is_some() {
+        tracing::warn!(
+            "--log-config has no effect: log4j configurations are not evaluated. Use the setting \
+             `log_filter`"
+        );
+    }
+    if settings.any_url_allowed {
+        tracing::warn!(
+            "Your torchserve instance can access any URL to load models. When deploying to \
+             production, make sure to limit the set of allowed_urls in config.properties"
+        );
+    }
+    let http = &settings.http;
+    for address in [Some(&http.inference), Some(&http.management), http.metrics.as_ref()] {
+        if let Some(address) = address.filter(|address| address.is_wildcard()) {
+            tracing::warn!("{address} is open to every network that this machine is in");
+        }
+    }
+}

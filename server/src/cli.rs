@@ -1,0 +1,115 @@
+//! The command line: TorchServe's flags, with the rules of Python's `argparse`.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, ArgGroup, Parser};
+
+/// Serves PyTorch models.
+#[derive(Debug, Clone, Default, Parser)]
+#[command(
+    name = "torchserve",
+    infer_long_args = true,
+    args_override_self = true,
+    disable_version_flag = true,
+    group = ArgGroup::new("action").args(["version", "start", "stop"]).multiple(false)
+)]
+pub(crate) struct Options {
+    /// Print the version and exit
+    #[arg(short = 'v', long, action = ArgAction::SetTrue)]
+    pub(crate) version: bool,
+
+    /// Start the server; what happens without this flag too
+    #[arg(long)]
+    pub(crate) start: bool,
+
+    /// Stop the running server
+    #[arg(long)]
+    pub(crate) stop: bool,
+
+    /// Configuration file; `TS_CONFIG_FILE` in the environment comes before it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ts_config: Option<PathBuf>,
+
+    /// Folder that model archives are looked up in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model_store: Option<PathBuf>,
+
+    /// Folder that workflow archives are looked up in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workflow_store: Option<PathBuf>,
+
+    /// Models to load at start: `ALL`, or each one `file.mar`, `name=file.mar`, a folder or a URL
+    #[arg(long, value_name = "MODEL", num_args = 1.., action = ArgAction::Set)]
+    pub(crate) models: Vec<String>,
+
+    /// Log4j configuration of TorchServe; accepted and not evaluated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log_config: Option<PathBuf>,
+
+    /// Log configuration of TorchServe's C++ backend; accepted and not evaluated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cpp_log_config: Option<PathBuf>,
+
+    /// Start: stay in the foreground. Stop: wait until the server has ended, at most 60 seconds
+    #[arg(long)]
+    pub(crate) foreground: bool,
+
+    /// Neither write nor read snapshots
+    #[arg(long, alias = "ncs")]
+    pub(crate) no_config_snapshots: bool,
+
+    /// Java plugins of TorchServe; accepted and not loaded
+    #[arg(long, alias = "ppath", value_name = "PATH")]
+    pub(crate) plugins_path: Option<String>,
+
+    /// Do not ask for tokens
+    #[arg(long, alias = "dt")]
+    pub(crate) disable_token_auth: bool,
+
+    /// Allow registering and unregistering models over the API
+    #[arg(long)]
+    pub(crate) enable_model_api: bool,
+
+    /// Write the addresses in use to this file, as JSON, once the server listens
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) ready_file: Option<PathBuf>,
+
+    /// This process is the background server of a `--start` that has returned
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Options, clap::Error> {
+        Options::try_parse_from(["torchserve"].iter().chain(arguments))
+    }
+
+    #[test]
+    fn the_forms_of_argparse_are_taken() {
+        let options = parsed(&["--start", "--model-st=/a b", "--models", "a.mar", "b=c.mar", "--ncs"]);
+        let options = options.unwrap();
+        assert_eq!(options.model_store.unwrap(), PathBuf::from("/a b"));
+        assert_eq!(options.models, ["a.mar", "b=c.mar"]);
+        assert!(options.no_config_snapshots && options.start);
+        assert!(parsed(&["--dt", "--ppath", "x"]).unwrap().disable_token_auth);
+        assert!(parsed(&["-v"]).unwrap().version);
+    }
+
+    #[test]
+    fn a_repeated_option_counts_as_given_last() {
+        let options = parsed(&["--model-store", "a", "--model-store", "b", "--models", "x", "--models", "y"]);
+        let options = options.unwrap();
+        assert_eq!(options.model_store.unwrap(), PathBuf::from("b"));
+        assert_eq!(options.models, ["y"]);
+    }
+
+    #[test]
+    fn wrong_usage_ends_with_2() {
+        for wrong in [&["--start", "--stop"][..], &["--no-such"], &["--models"], &["--model"], &["x"]] {
+            assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
+        }
+    }
+}

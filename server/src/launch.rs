@@ -1,0 +1,244 @@
+//! Starting, in the foreground or the background, and stopping (*torchserve-contract* 1.2, 1.4,
+//! 1.5). The server in force is the one whose number stands in the pid file.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::app;
+use crate::cli::Options;
+use crate::settings::{Environment, Machine, Settings, SettingsError, load, raw::Raw, resolve};
+
+/// How long `--stop --foreground` waits.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// Does what the command line asks for.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let environment = Environment::of_process();
+    let pid_file = PidFile::new(&environment);
+    if options.version {
+        say(format_args!("TorchServe Version is {}", env!("CARGO_PKG_VERSION")));
+        ExitCode::SUCCESS
+    } else if options.stop {
+        stop(&pid_file, options.foreground)
+    } else {
+        start(options, &environment, &pid_file)
+    }
+}
+
+fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> ExitCode {
+    if !options.detached {
+        match pid_file.read() {
+            Recorded::Server(_) => {
+                say(format_args!(
+                    "TorchServe is already running, please use torchserve --stop to stop \
+                     TorchServe."
+                ));
+                return ExitCode::FAILURE;
+            }
+            Recorded::Nothing { leftover: true } => {
+                say(format_args!("Removing orphan pid file."));
+                pid_file.remove();
+            }
+            Recorded::Nothing { leftover: false } | Recorded::Stranger => {}
+        }
+    }
+    let (raw, settings, temp_dir) = match configure(options, environment) {
+        Ok(configured) => configured,
+        Err(faults) => {
+            for fault in faults {
+                say(format_args!("{fault}"));
+            }
+            return ExitCode::FAILURE;
+        }
+    };
+    let serves_here = options.foreground || options.detached;
+    let started = if serves_here {
+        let recorded = if options.detached { Ok(()) } else { pid_file.write(std::process::id()) };
+        recorded.and_then(|()| {
+            if options.detached {
+                // Its own session: it outlives the terminal that started it.
+                rustix::process::setsid()?;
+            }
+            let ended = app::run(app::Plan { options, raw: &raw, settings, temp_dir });
+            pid_file.remove_own();
+            ended
+        })
+    } else {
+        detach(pid_file)
+    };
+    match started {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn configure(
+    options: &Options,
+    environment: &Environment,
+) -> Result<(Raw, Settings, PathBuf), Vec<SettingsError>> {
+    let mut faults = Vec::new();
+    for (option, path) in
+        [("log-config", &options.log_config), ("cpp-log-config", &options.cpp_log_config)]
+    {
+        if let Some(path) = path.as_ref().filter(|path| !path.is_file()) {
+            faults.push(SettingsError::Missing {
+                option,
+                what: "file",
+                path: path.display().to_string(),
+                origin: format!("--{option}"),
+            });
+        }
+    }
+    let temp_dir = environment.temp_dir().unwrap_or_else(|fault| {
+        faults.push(fault);
+        PathBuf::new()
+    });
+    let executable = match std::env::current_exe() {
+        Ok(executable) => executable,
+        // What the kernel calls it holds as long as the process does.
+        Err(_) => PathBuf::from("/proc/self/exe"),
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let resolved = load(options, environment).and_then(|raw| {
+        let settings = resolve(&raw, &Machine { cores, executable })?;
+        Ok((raw, settings))
+    });
+    match resolved {
+        Ok((raw, settings)) if faults.is_empty() => Ok((raw, settings, temp_dir)),
+        Ok(_) => Err(faults),
+        Err(others) => {
+            faults.extend(others);
+            Err(faults)
+        }
+    }
+}
+
+/// Starts this executable again as a server of its own, and comes back at once.
+fn detach(pid_file: &PidFile) -> anyhow::Result<()> {
+    let child = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .arg("--detached")
+        .stdin(Stdio::null())
+        .spawn()?;
+    pid_file.write(child.id())
+}
+
+fn stop(pid_file: &PidFile, wait: bool) -> ExitCode {
+    let Recorded::Server(pid) = pid_file.read() else {
+        say(format_args!("TorchServe is not currently running."));
+        return ExitCode::SUCCESS;
+    };
+    if rustix::process::kill_process(pid, Signal::TERM).is_err() {
+        say(format_args!("TorchServe already stopped."));
+        pid_file.remove();
+        return ExitCode::SUCCESS;
+    }
+    // The tokens in it are worth nothing any more; that there are none is fine.
+    let _may_not_exist = fs_err::remove_file(crate::auth::KEY_FILE);
+    if wait {
+        let deadline = Instant::now() + STOP_LIMIT;
+        while is_server(pid) {
+            if Instant::now() > deadline {
+                say(format_args!("Stopping TorchServe took too long."));
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    } else {
+        say(format_args!("TorchServe has stopped."));
+    }
+    pid_file.remove();
+    ExitCode::SUCCESS
+}
+
+/// What the pid file says.
+enum Recorded {
+    /// No server; `leftover` when there is a file all the same.
+    Nothing { leftover: bool },
+    /// A process that is no server: its number was given out again. It is left alone.
+    Stranger,
+    /// A server.
+    Server(Pid),
+}
+
+struct PidFile(PathBuf);
+
+impl PidFile {
+    fn new(environment: &Environment) -> Self {
+        Self(environment.shared_temp_dir().join(".model_server.pid"))
+    }
+
+    fn read(&self) -> Recorded {
+        let Ok(text) = fs_err::read_to_string(&self.0) else {
+            return Recorded::Nothing { leftover: false };
+        };
+        let Some(pid) = text.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
+        else {
+            return Recorded::Nothing { leftover: true };
+        };
+        if is_server(pid) {
+            Recorded::Server(pid)
+        } else if proc(pid, "").exists() {
+            Recorded::Stranger
+        } else {
+            Recorded::Nothing { leftover: true }
+        }
+    }
+
+    fn write(&self, pid: u32) -> anyhow::Result<()> {
+        Ok(fs_err::write(&self.0, pid.to_string())?)
+    }
+
+    fn remove(&self) {
+        // Another stop may have been faster.
+        let _may_be_gone = fs_err::remove_file(&self.0);
+    }
+
+    /// Removes the file if it is about this process and not about one started since.
+    fn remove_own(&self) {
+        let own = std::process::id().to_string();
+        if fs_err::read_to_string(&self.0).is_ok_and(|text| text.trim() == own) {
+            self.remove();
+        }
+    }
+}
+
+fn proc(pid: Pid, entry: &str) -> PathBuf {
+    Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join(entry)
+}
+
+/// Whether a process runs the server: this executable, or one of its name, and not as a host.
+fn is_server(pid: Pid) -> bool {
+    let Ok(command) = fs_err::read(proc(pid, "cmdline")) else { return false };
+    // A process that has ended and was not waited for has no command line.
+    let mut arguments = command.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
+    let Some(first) = arguments.next() else { return false };
+    if arguments.next() == Some(b"worker") {
+        return false;
+    }
+    let name = match fs_err::read_link(proc(pid, "exe")) {
+        Ok(executable) if std::env::current_exe().is_ok_and(|own| own == executable) => return true,
+        Ok(executable) => executable.file_name().map(|name| name.to_string_lossy().into_owned()),
+        // Another user's process: only its command line is open to us.
+        Err(_) => String::from_utf8_lossy(first).rsplit('/').next().map(str::to_owned),
+    };
+    // The kernel marks an executable that was replaced since.
+    name.is_some_and(|name| name.trim_end_matches(" (deleted)") == "torchserve")
+}
+
+/// A line of what scripts around TorchServe read from standard output.
+fn say(line: std::fmt::Arguments<'_>) {
+    // Whoever closed the pipe does not want to know.
+    let _closed = writeln!(io::stdout(), "{line}");
+}
+
+fn complain(error: &anyhow::Error) {
+    let _closed = writeln!(io::stderr(), "torchserve: {error:#}");
+}

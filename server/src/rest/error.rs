@@ -1,0 +1,146 @@
+//! What can go wrong at the edge, before or after the core was asked.
+
+use ts_serving::ServingError;
+use ts_types::{Classify, ErrorClass, IdError, Invalid, Subject};
+
+use crate::auth::Denied;
+
+/// A failed request.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RestError {
+    /// No such path on this listener.
+    #[error("Requested resource is not found, please refer to API document.")]
+    NoSuchRoute,
+    /// The path exists, not for this method; or its API is switched off.
+    #[error("Requested method is not allowed, please refer to API document.")]
+    NotAllowed,
+    /// No token, or not the right one.
+    #[error(
+        "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+    )]
+    Unauthorized,
+    /// The same, for renewing a token.
+    #[error(
+        "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
+    )]
+    RenewalUnauthorized,
+    /// The path is not UTF-8 once decoded.
+    #[error("the path `{path}` is not UTF-8 once it is decoded")]
+    PathNotText {
+        /// As sent.
+        path: String,
+    },
+    /// The body is over `max_request_size`. The client sees the status only.
+    #[error("the body is over the limit of {limit} bytes")]
+    TooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// The body did not arrive.
+    #[error("the body could not be read: {reason}")]
+    BrokenBody {
+        /// The transport's words.
+        reason: String,
+    },
+    /// The body arrives too slowly.
+    #[error("nothing of the body arrived for {seconds} seconds")]
+    StalledBody {
+        /// The limit.
+        seconds: u64,
+    },
+    /// A form that is none.
+    #[error("the form could not be read: {reason}")]
+    BadForm {
+        /// The parser's words.
+        reason: String,
+    },
+    /// A form with too many fields.
+    #[error(
+        "the form has more than {limit} fields. Raise `max_request_parts` in the server's \
+         configuration"
+    )]
+    TooManyParts {
+        /// The limit.
+        limit: usize,
+    },
+    /// A JSON body that is none.
+    #[error("the body is not a JSON object: {reason}")]
+    BadJson {
+        /// The parser's words.
+        reason: String,
+    },
+    /// A parameter that has to be there.
+    #[error("Parameter {name} is required.")]
+    MissingParameter {
+        /// Its name.
+        name: &'static str,
+    },
+    /// A runtime that does not exist.
+    #[error("Invalid RuntimeType value: {value}")]
+    BadRuntime {
+        /// As sent.
+        value: String,
+    },
+    /// Fewer than no workers. TorchServe fails with 500 here, and clients check for it.
+    #[error("min_worker cannot be negative: {value}")]
+    NegativeWorkers {
+        /// As sent.
+        value: i64,
+    },
+    /// A name or version that is none.
+    #[error(transparent)]
+    BadId(#[from] IdError),
+    /// A status that no response can have.
+    #[error("the handler set the status {status}, which no response can have")]
+    BadStatus {
+        /// The status.
+        status: u16,
+    },
+    /// The handler did not describe its model. The words are TorchServe's.
+    #[error("Failed to get customized model matadata.")]
+    NotDescribed(#[source] ServingError),
+    /// The key file cannot be written.
+    #[error("the key file could not be written")]
+    KeyFile(#[source] std::io::Error),
+    /// A change of models ended in a panic.
+    #[error("the change did not finish")]
+    Unfinished(#[source] tokio::task::JoinError),
+    /// The core refused or failed.
+    #[error(transparent)]
+    Serving(#[from] ServingError),
+}
+
+impl From<Denied> for RestError {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::SwitchedOff => Self::NotAllowed,
+            Denied::Token => Self::Unauthorized,
+            Denied::RenewalToken => Self::RenewalUnauthorized,
+        }
+    }
+}
+
+impl Classify for RestError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::NoSuchRoute => ErrorClass::NotFound(Subject::Route),
+            Self::NotAllowed => ErrorClass::NotAllowed,
+            Self::Unauthorized | Self::RenewalUnauthorized => ErrorClass::Unauthenticated,
+            Self::PathNotText { .. }
+            | Self::BrokenBody { .. }
+            | Self::StalledBody { .. }
+            | Self::BadForm { .. }
+            | Self::TooManyParts { .. }
+            | Self::BadJson { .. }
+            | Self::MissingParameter { .. }
+            | Self::BadRuntime { .. }
+            | Self::BadId(_) => ErrorClass::InvalidRequest(Invalid::Request),
+            Self::TooLarge { .. } => ErrorClass::TooLarge,
+            Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
+            Self::BadStatus { .. } => ErrorClass::HandlerFailed,
+            Self::NotDescribed(_) => ErrorClass::WorkerLost,
+            Self::KeyFile(_) | Self::Unfinished(_) => ErrorClass::Internal,
+            Self::Serving(error) => error.class(),
+        }
+    }
+}

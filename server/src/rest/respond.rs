@@ -1,0 +1,230 @@
+//! From answers and failures to responses.
+
+use actix_web::HttpResponse;
+use actix_web::http::StatusCode;
+use actix_web::http::header::{
+    CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, SET_COOKIE,
+};
+use parking_lot::RwLock;
+use serde::Serialize;
+use ts_serving::ServingError;
+use ts_types::{Classify as _, ErrorClass, Reply, RequestId};
+
+use super::RestError;
+use crate::status;
+use crate::telemetry::with_causes;
+
+/// Headers that belong to the connection and not to the answer: no handler may set them.
+const OF_THE_CONNECTION: &[&str] = &[
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// A JSON body as TorchServe writes it: pretty, with a newline at the end.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
+    // Our own types: their keys are text and their maps finite, so this does not fail.
+    let mut body = serde_json::to_vec_pretty(value).unwrap_or_default();
+    body.push(b'\n');
+    HttpResponse::build(status).content_type("application/json").body(body)
+}
+
+/// `{"status": …}`.
+pub(crate) fn status_line(status: StatusCode, text: &str) -> HttpResponse {
+    #[derive(Serialize)]
+    struct Line<'t> {
+        status: &'t str,
+    }
+    json(status, &Line { status: text })
+}
+
+/// A failure, told to the client as its class demands and to the log if it is ours.
+pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
+    #[derive(Serialize)]
+    struct Body<'e> {
+        code: u16,
+        r#type: &'e str,
+        message: String,
+    }
+    let class = error.class();
+    log(error, class, id);
+    let row = status::torchserve(class);
+    if class == ErrorClass::TooLarge && matches!(error, RestError::TooLarge { .. }) {
+        return HttpResponse::new(row.status);
+    }
+    let message = error.to_string();
+    let body = Body { code: row.status.as_u16(), r#type: row.kind, message };
+    let mut response = json(row.status, &body);
+    if let RestError::Serving(ServingError::Refused { reason, .. }) = error {
+        let headers = response.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let name = HeaderName::from_static("x-refusal-reason");
+        headers.insert(name, HeaderValue::from_static(reason.as_str()));
+    }
+    response
+}
+
+fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
+    let causes = || with_causes(error);
+    match class {
+        ErrorClass::Internal => tracing::error!(request = %id, "{}", causes()),
+        ErrorClass::WorkerLost
+        | ErrorClass::WorkerStart
+        | ErrorClass::OutOfMemory
+        | ErrorClass::CleanupTimeout => tracing::warn!(request = %id, "{}", causes()),
+        _ => tracing::debug!(request = %id, "{}", causes()),
+    }
+}
+
+/// What a handler answered. Its headers are taken as far as they can be sent.
+///
+/// # Errors
+/// A status that no response can have.
+pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
+    let bad_status = || RestError::BadStatus { status: reply.status };
+    let status = StatusCode::from_u16(reply.status).map_err(|_| bad_status())?;
+    if status.is_informational() {
+        return Err(bad_status());
+    }
+    let mut response = HttpResponse::new(status);
+    // Empty unless the handler says something, whatever the status, as TorchServe sends it.
+    response.head_mut().reason = Some(phrase(&reply.reason));
+    let headers = response.headers_mut();
+    for (name, value) in &reply.headers {
+        let parsed = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value));
+        let (Ok(name), Ok(value)) = parsed else {
+            tracing::debug!(header = ?name, "a handler set a header that cannot be sent");
+            continue;
+        };
+        if OF_THE_CONNECTION.contains(&name.as_str()) {
+            continue;
+        }
+        if name == SET_COOKIE {
+            headers.append(name, value);
+        } else {
+            headers.insert(name, value);
+        }
+    }
+    let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    if bodiless {
+        response.headers_mut().remove(CONTENT_TYPE);
+        response.headers_mut().remove(CONTENT_LENGTH);
+        return Ok(response);
+    }
+    Ok(response.set_body(actix_web::body::BoxBody::new(reply.body)))
+}
+
+/// The phrase in the form that actix wants it: one that lives as long as the server. Handlers use
+/// a few fixed ones; past a number of them, or a length, the phrase is left out.
+fn phrase(text: &str) -> &'static str {
+    static KNOWN: RwLock<Vec<&'static str>> = RwLock::new(Vec::new());
+    const KEPT: usize = 64;
+    const LONGEST: usize = 80;
+    let sendable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    if text.is_empty() || text.len() > LONGEST || !sendable {
+        return "";
+    }
+    let known = KNOWN.read().iter().copied().find(|known| *known == text);
+    known.unwrap_or_else(|| {
+        let mut all = KNOWN.write();
+        if let Some(known) = all.iter().copied().find(|known| *known == text) {
+            known
+        } else if all.len() < KEPT {
+            let kept: &'static str = Box::leak(Box::from(text));
+            all.push(kept);
+            kept
+        } else {
+            ""
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::body::MessageBody as _;
+    use bytes::Bytes;
+    use ts_serving::Refusal;
+    use ts_types::ModelName;
+
+    use super::*;
+
+    fn replied(status: u16, reason: &str, headers: &[(&str, &str)]) -> Result<HttpResponse, RestError> {
+        let headers = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        reply(Reply { status, reason: reason.to_owned(), headers, body: Bytes::from_static(b"x") })
+    }
+
+    fn body(response: HttpResponse) -> String {
+        let bytes = response.into_body().try_into_bytes().unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_handler_cannot_split_the_response_or_repeat_a_header() {
+        let response = replied(
+            200,
+            "a\r\nx: y",
+            &[
+                ("content-type", "text/plain"),
+                ("Content-Type", "text/html"),
+                ("x-a", "1\r\nx-b: 2"),
+                ("x c", "1"),
+                ("Transfer-Encoding", "chunked"),
+                ("content-length", "7"),
+                ("set-cookie", "a=1"),
+                ("set-cookie", "b=2"),
+            ],
+        )
+        .unwrap();
+        let mut sent: Vec<_> = response
+            .headers()
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
+        sent.sort();
+        assert_eq!(sent, ["content-type: text/html", "set-cookie: a=1", "set-cookie: b=2"]);
+        assert_eq!(response.head().reason(), "");
+    }
+
+    #[test]
+    fn a_handler_chooses_status_and_phrase() {
+        let response = replied(599, "Custom", &[]).unwrap();
+        assert_eq!((response.status().as_u16(), response.head().reason()), (599, "Custom"));
+        assert_eq!(replied(200, "", &[]).unwrap().head().reason(), "");
+        for impossible in [0, 99, 100, 101, 1000] {
+            let error = replied(impossible, "", &[]).unwrap_err();
+            assert!(matches!(error, RestError::BadStatus { .. }), "{impossible}");
+        }
+        assert_eq!(body(replied(204, "", &[]).unwrap()), "");
+    }
+
+    #[test]
+    fn failures_have_the_known_body() {
+        let response = failure(&RestError::NoSuchRoute, &RequestId::random());
+        assert_eq!(response.headers().get(CONTENT_TYPE).unwrap(), "application/json");
+        let expected = "{\n  \"code\": 404,\n  \"type\": \"ResourceNotFoundException\",\n  \
+             \"message\": \"Requested resource is not found, please refer to API document.\"\n}\n";
+        assert_eq!(body(response), expected);
+        let response = failure(&RestError::TooLarge { limit: 1 }, &RequestId::random());
+        assert_eq!((response.status().as_u16(), body(response)), (413, String::new()));
+    }
+
+    #[test]
+    fn a_refusal_says_when_to_come_back_and_why() {
+        let error = ServingError::Refused {
+            model: ModelName::new("m").unwrap(),
+            version: None,
+            reason: Refusal::QueueFull,
+        };
+        let response = failure(&error.into(), &RequestId::random());
+        assert_eq!(response.status().as_u16(), 503);
+        assert_eq!(response.headers().get(RETRY_AFTER).unwrap(), "1");
+        assert_eq!(response.headers().get("x-refusal-reason").unwrap(), "queue-full");
+    }
+}

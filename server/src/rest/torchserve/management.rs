@@ -1,0 +1,476 @@
+//! Registering, scaling, describing and removing models (*torchserve-contract* 5.1–5.7).
+
+use std::time::Duration;
+
+use actix_web::http::StatusCode;
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
+use serde::Serialize;
+use ts_serving::{
+    Description, Registration, Scaled, Scaling, ServingError, Which, WorkerDescription,
+};
+use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, RequestId, RequestKind};
+use ts_types::{Runtime, Version};
+
+use crate::auth::TokenKind;
+use crate::rest::query::Parameters;
+use crate::rest::{Edge, RestError, body, respond};
+
+/// Entries of a page, at most and unless asked otherwise.
+const PAGE: i64 = 100;
+
+/// Answered while a pool is being changed.
+const UPDATING: &str = "Processing worker updates...";
+
+fn query(request: &HttpRequest, known: &[&str]) -> Parameters {
+    let query = Parameters::of_query(request.query_string());
+    query.warn_unknown(known);
+    query
+}
+
+/// Runs a change where it goes on when the client gives up: half a registration would be worse
+/// than one that nobody waits for.
+async fn run<T: Send + 'static>(
+    edge: &Edge,
+    change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
+) -> Result<T, RestError> {
+    let outcome = edge.runtime.spawn(change).await.map_err(RestError::Unfinished)?;
+    Ok(outcome?)
+}
+
+/// GET `/models`.
+pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Entry {
+        model_name: ModelName,
+        model_url: String,
+    }
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Page {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next_page_token: Option<String>,
+        models: Vec<Entry>,
+    }
+    let query = query(request, &["limit", "next_page_token"]);
+    let limit = query.number("limit").filter(|limit| (0..=PAGE).contains(limit)).unwrap_or(PAGE);
+    let start = query.number("next_page_token").unwrap_or(0).max(0);
+    let size = |number| usize::try_from(number).unwrap_or(usize::MAX);
+    let page = edge.management.list(size(start), size(limit));
+    let entry = |(model_name, model_url)| Entry { model_name, model_url };
+    respond::json(
+        StatusCode::OK,
+        &Page {
+            next_page_token: page.next.map(|next| next.to_string()),
+            models: page.models.into_iter().map(entry).collect(),
+        },
+    )
+}
+
+/// POST `/models`.
+pub(super) async fn register(
+    edge: &Edge,
+    request: &HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, RestError> {
+    let content_type = body::content_type(request).split(';').next().unwrap_or_default().trim();
+    let parameters = if content_type.eq_ignore_ascii_case("application/json") {
+        Parameters::of_json(&body::collect(request, payload, edge.limits).await?)?
+    } else {
+        Parameters::of_query(request.query_string())
+    };
+    let registration = registration(&parameters)?;
+    let management = edge.management.clone();
+    let done = run(edge, async move { management.register(registration).await }).await?;
+    let (model, version, workers) = (&done.model, &done.version, done.workers);
+    Ok(match (workers, done.ready) {
+        (0, _) => respond::status_line(
+            StatusCode::OK,
+            &format!(
+                "Model \"{model}\" Version: {version} registered with 0 initial workers. Use scale \
+                 workers API to add workers for the model."
+            ),
+        ),
+        (_, true) => respond::status_line(
+            StatusCode::OK,
+            &format!(
+                "Model \"{model}\" Version: {version} registered with {workers} initial workers"
+            ),
+        ),
+        (_, false) => respond::status_line(StatusCode::ACCEPTED, UPDATING),
+    })
+}
+
+fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
+    parameters.warn_unknown(&[
+        "batch_size",
+        "handler",
+        "initial_workers",
+        "max_batch_delay",
+        "model_name",
+        "response_timeout",
+        "runtime",
+        "s3_sse_kms",
+        "startup_timeout",
+        "synchronous",
+        "url",
+    ]);
+    let url = parameters.get("url").ok_or(RestError::MissingParameter { name: "url" })?;
+    if url.is_empty() {
+        return Err(ServingError::EmptyUrl.into());
+    }
+    let text = |name| parameters.get(name).filter(|text| !text.is_empty()).map(str::to_owned);
+    let runtime = parameters.get("runtime").map(|name| {
+        name.parse::<Runtime>().map_err(|_| RestError::BadRuntime { value: name.to_owned() })
+    });
+    // Below zero means the default: TorchServe uses -1 for it.
+    let unsigned = |name| parameters.number(name).and_then(|number| u64::try_from(number).ok());
+    let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    Ok(Registration {
+        url: url.to_owned(),
+        model_name: text("model_name"),
+        handler: text("handler"),
+        runtime: runtime.transpose()?,
+        batch_size: unsigned("batch_size").filter(|size| *size > 0).map(size),
+        max_batch_delay: unsigned("max_batch_delay").map(Duration::from_millis),
+        response_timeout: unsigned("response_timeout").map(Duration::from_secs),
+        startup_timeout: unsigned("startup_timeout").map(Duration::from_secs),
+        initial_workers: parameters
+            .number("initial_workers")
+            .map(|workers| usize::try_from(workers).unwrap_or(0)),
+        synchronous: parameters.flag("synchronous", true),
+        at_startup: false,
+    })
+}
+
+/// PUT `/models/{m}[/{v}]`.
+pub(super) async fn scale(
+    edge: &Edge,
+    request: &HttpRequest,
+    model: &str,
+    version: Option<&str>,
+) -> Result<HttpResponse, RestError> {
+    let query = query(
+        request,
+        &["max_worker", "min_worker", "model_version", "number_gpu", "synchronous", "timeout"],
+    );
+    let model = ModelName::new(model)?;
+    let version = version.or_else(|| query.get("model_version")).map(Version::new).transpose()?;
+    let scaling = scaling(&query)?;
+    let management = edge.management.clone();
+    let (name, which) = (model.clone(), version.clone());
+    let change = async move { management.scale(&name, which.as_ref(), scaling).await };
+    Ok(match run(edge, change).await? {
+        Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
+        Scaled::Done => {
+            let of = version.map(|version| format!(", version: {version}")).unwrap_or_default();
+            let min = scaling.min_workers;
+            let text = format!("Workers scaled to {min} for model: {model}{of}");
+            respond::status_line(StatusCode::OK, &text)
+        }
+    })
+}
+
+fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
+    let min = query.number("min_worker").unwrap_or(1);
+    let max = query.number("max_worker").unwrap_or(min);
+    if max < min {
+        return Err(ServingError::WorkerRange.into());
+    }
+    let size = |value| usize::try_from(value).map_err(|_| RestError::NegativeWorkers { value });
+    Ok(Scaling {
+        min_workers: size(min)?,
+        max_workers: size(max)?,
+        synchronous: query.flag("synchronous", false),
+    })
+}
+
+/// PUT `/models/{m}/{v}/set-default`.
+pub(super) fn set_default(
+    edge: &Edge,
+    model: &str,
+    version: &str,
+) -> Result<HttpResponse, RestError> {
+    let (model, version) = (ModelName::new(model)?, Version::new(version)?);
+    edge.management.set_default(&model, &version)?;
+    let text = format!("Default version successfully updated for model \"{model}\" to \"{version}\"");
+    Ok(respond::status_line(StatusCode::OK, &text))
+}
+
+/// DELETE `/models/{m}[/{v}]`.
+pub(super) async fn unregister(
+    edge: &Edge,
+    model: &str,
+    version: Option<&str>,
+) -> Result<HttpResponse, RestError> {
+    let model = ModelName::new(model)?;
+    let version = version.map(Version::new).transpose()?;
+    let management = edge.management.clone();
+    let name = model.clone();
+    run(edge, async move { management.unregister(&name, version.as_ref()).await }).await?;
+    Ok(respond::status_line(StatusCode::OK, &format!("Model \"{model}\" unregistered")))
+}
+
+/// GET `/v1/models/{m}`.
+pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError> {
+    #[derive(Serialize)]
+    struct Readiness {
+        name: ModelName,
+        ready: bool,
+    }
+    let name = ModelName::new(model)?;
+    let described = edge.management.describe(&name, &Which::Default)?;
+    let ready = described.iter().any(|version| !version.workers.is_empty());
+    Ok(respond::json(StatusCode::OK, &Readiness { name, ready }))
+}
+
+/// GET `/token`.
+pub(super) fn renew_token(edge: &Edge, request: &HttpRequest) -> Result<HttpResponse, RestError> {
+    if !edge.guard.has_tokens() {
+        return Err(RestError::NoSuchRoute);
+    }
+    let kind = match query(request, &["type"]).get("type") {
+        Some("inference") => TokenKind::Inference,
+        Some("management") => TokenKind::Management,
+        _ => return Err(RestError::RenewalUnauthorized),
+    };
+    edge.guard.renew(kind).map_err(RestError::KeyFile)?;
+    Ok(HttpResponse::Ok().body("\n"))
+}
+
+/// GET `/models/{m}[/{v}]`.
+pub(super) async fn describe(
+    edge: &Edge,
+    request: &HttpRequest,
+    id: &RequestId,
+    model: &str,
+    version: Option<&str>,
+) -> Result<HttpResponse, RestError> {
+    let query = query(request, &["customized"]);
+    let model = ModelName::new(model)?;
+    let which = match version {
+        None => Which::Default,
+        Some("all") => Which::All,
+        Some(version) => Which::One(Version::new(version)?),
+    };
+    let described = edge.management.describe(&model, &which)?;
+    let mut described: Vec<Described> = described.iter().map(Described::of).collect();
+    if !query.flag("customized", false) || which == Which::All {
+        return Ok(respond::json(StatusCode::OK, &described));
+    }
+    let version = match which {
+        Which::One(version) => Some(version),
+        Which::Default | Which::All => None,
+    };
+    let reply = own_description(edge, id, model, version).await?;
+    if let Some(described) = described.first_mut()
+        && !reply.body.is_empty()
+    {
+        let object: Option<serde_json::Map<_, _>> = serde_json::from_slice(&reply.body).ok();
+        described.customized_metadata = Some(object.unwrap_or_default());
+    }
+    // Status and headers are the handler's; the body is ours.
+    let body = respond::json(StatusCode::OK, &described).into_body();
+    let mut response = respond::reply(reply)?;
+    let json = actix_web::http::header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(actix_web::http::header::CONTENT_TYPE, json);
+    Ok(response.set_body(body))
+}
+
+/// What the model's handler says about it.
+async fn own_description(
+    edge: &Edge,
+    id: &RequestId,
+    model: ModelName,
+    version: Option<Version>,
+) -> Result<ts_types::Reply, RestError> {
+    let empty =
+        Part { name: "body".to_owned(), content_type: String::new(), value: Bytes::new() };
+    let request = InferRequest {
+        id: id.clone(),
+        model: model.clone(),
+        version,
+        kind: RequestKind::Describe,
+        parts: vec![empty],
+        headers: vec![("describe".to_owned(), "True".to_owned())],
+    };
+    edge.inference.infer(request).await.map_err(|error| match error {
+        ServingError::Refused { .. } => ServingError::NoWorkerToDescribe { model }.into(),
+        lost if lost.class() == ErrorClass::WorkerLost => RestError::NotDescribed(lost),
+        other => other.into(),
+    })
+}
+
+/// A model version in the order of members that TorchServe has. What this server does not have is
+/// told as switched off.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Described {
+    model_name: ModelName,
+    model_version: Version,
+    model_url: String,
+    runtime: Runtime,
+    min_workers: usize,
+    max_workers: usize,
+    batch_size: usize,
+    max_batch_delay: u128,
+    response_timeout: u64,
+    startup_timeout: u64,
+    max_retry_timeout_in_sec: u64,
+    client_timeout_in_mills: u128,
+    parallel_type: &'static str,
+    parallel_level: usize,
+    device_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_ids: Option<Vec<u32>>,
+    continuous_batching: bool,
+    use_job_ticket: bool,
+    use_venv: bool,
+    stateful: bool,
+    #[serde(rename = "sequenceMaxIdleMSec")]
+    sequence_max_idle_msec: usize,
+    #[serde(rename = "sequenceTimeoutMSec")]
+    sequence_timeout_msec: usize,
+    max_num_sequence: usize,
+    max_sequence_job_queue_size: usize,
+    loaded_at_startup: bool,
+    workers: Vec<DescribedWorker>,
+    job_queue_status: QueueStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    customized_metadata: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DescribedWorker {
+    id: String,
+    start_time: String,
+    status: &'static str,
+    memory_usage: u64,
+    pid: u32,
+    gpu: bool,
+    gpu_usage: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_failure: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct QueueStatus {
+    remaining_capacity: usize,
+    pending_requests: usize,
+}
+
+impl Described {
+    fn of(version: &Description) -> Self {
+        let limits = &version.limits;
+        Self {
+            model_name: version.model.clone(),
+            model_version: version.version.clone(),
+            model_url: version.url.clone(),
+            runtime: version.runtime,
+            min_workers: limits.min_workers,
+            max_workers: limits.max_workers,
+            batch_size: limits.batch_size,
+            max_batch_delay: limits.max_batch_delay.as_millis(),
+            response_timeout: limits.response_timeout.as_secs(),
+            startup_timeout: limits.startup_timeout.as_secs(),
+            max_retry_timeout_in_sec: limits.max_retry_timeout.as_secs(),
+            client_timeout_in_mills: limits.client_timeout.unwrap_or_default().as_millis(),
+            parallel_type: "",
+            parallel_level: 1,
+            device_type: version.device_type.map(ts_types::DeviceType::as_str).unwrap_or_default(),
+            device_ids: version.device_ids.clone(),
+            continuous_batching: false,
+            use_job_ticket: false,
+            use_venv: false,
+            stateful: false,
+            sequence_max_idle_msec: 0,
+            sequence_timeout_msec: 0,
+            max_num_sequence: 0,
+            max_sequence_job_queue_size: 0,
+            loaded_at_startup: version.loaded_at_startup,
+            workers: version.workers.iter().map(DescribedWorker::of).collect(),
+            job_queue_status: QueueStatus {
+                remaining_capacity: version.remaining_capacity,
+                pending_requests: version.pending_requests,
+            },
+            customized_metadata: None,
+        }
+    }
+}
+
+impl DescribedWorker {
+    fn of(worker: &WorkerDescription) -> Self {
+        let started = jiff::Timestamp::try_from(worker.started).unwrap_or_default();
+        Self {
+            id: worker.id.to_string(),
+            start_time: started.strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string(),
+            status: if worker.ready { "READY" } else { "UNLOADING" },
+            memory_usage: worker.memory_bytes,
+            pid: worker.pid.unwrap_or_default(),
+            gpu: worker.gpu_id.is_some(),
+            gpu_usage: worker.gpu_id.map_or_else(|| "N/A".to_owned(), |id| format!("gpuId::{id}")),
+            last_failure: worker.last_failure.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_parameters_of_a_registration_fall_back() {
+        let query = "url=x.mar&batch_size=dd&max_batch_delay=junk&initial_workers=-1\
+             &synchronous=-1&response_timeout=-1&startup_timeout=0&model_name=";
+        let read = registration(&Parameters::of_query(query)).unwrap();
+        assert_eq!((read.batch_size, read.max_batch_delay), (None, None));
+        assert_eq!((read.initial_workers, read.synchronous), (Some(0), false));
+        assert_eq!((read.response_timeout, read.startup_timeout), (None, Some(Duration::ZERO)));
+        assert_eq!(read.model_name, None);
+        let read = registration(&Parameters::of_query("url=x.mar")).unwrap();
+        assert_eq!((read.initial_workers, read.synchronous), (None, true));
+    }
+
+    #[test]
+    fn a_registration_needs_a_url_and_a_known_runtime() {
+        let refused = |query| registration(&Parameters::of_query(query)).unwrap_err();
+        assert_eq!(refused("").to_string(), "Parameter url is required.");
+        assert_eq!(refused("url=").to_string(), "empty url");
+        let text = refused("url=x&runtime=Python").to_string();
+        assert_eq!(text, "Invalid RuntimeType value: Python");
+    }
+
+    #[test]
+    fn bounds_of_a_scaling_are_read_as_the_contract_says() {
+        let read = |query| scaling(&Parameters::of_query(query));
+        let bounds = |query| read(query).map(|s| (s.min_workers, s.max_workers)).unwrap();
+        assert_eq!(bounds(""), (1, 1));
+        assert_eq!(bounds("min_worker=nan&max_worker=3"), (1, 3));
+        assert_eq!(bounds("min_worker=0"), (0, 0));
+        for range in ["max_worker=0", "max_worker=-1", "min_worker=2&max_worker=1"] {
+            let error = read(range).unwrap_err();
+            assert_eq!(error.to_string(), "max_worker cannot be less than min_worker.");
+        }
+        assert!(matches!(read("min_worker=-1"), Err(RestError::NegativeWorkers { value: -1 })));
+    }
+
+    #[test]
+    fn a_worker_is_told_as_clients_read_it() {
+        let worker = WorkerDescription {
+            id: 9000,
+            started: std::time::UNIX_EPOCH + Duration::from_millis(1_500),
+            ready: true,
+            pid: Some(7),
+            memory_bytes: 5,
+            gpu_id: None,
+            generation: 1,
+            last_failure: None,
+        };
+        let json = serde_json::to_string(&DescribedWorker::of(&worker)).unwrap();
+        let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":false,"gpuUsage":"N/A"}"#;
+        assert_eq!(json, expected);
+    }
+}

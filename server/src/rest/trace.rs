@@ -1,0 +1,129 @@
+//! What happens to every response, whatever its outcome: headers, counts, one access log line.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use actix_web::http::{ConnectionType, StatusCode};
+use actix_web::http::header::{
+    CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA,
+};
+use actix_web::{HttpRequest, HttpResponse};
+use ts_types::RequestId;
+
+use crate::telemetry::ResponseCounts;
+
+const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
+const NEVER_STORED: HeaderValue =
+    HeaderValue::from_static("no-cache; no-store, must-revalidate, private");
+const LONG_AGO: HeaderValue = HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// How often the end of the last request is looked for while the server stops.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+/// The requests in work, and what all responses have in common.
+pub(crate) struct Traffic {
+    counts: ResponseCounts,
+    cors: Vec<(HeaderName, HeaderValue)>,
+    in_work: AtomicUsize,
+    stopping: AtomicBool,
+}
+
+impl Traffic {
+    /// `cors` are the `Access-Control-*` headers, checked by the settings.
+    pub(crate) fn new(counts: ResponseCounts, cors: &[(&'static str, String)]) -> Self {
+        let header = |(name, value): &(&'static str, String)| {
+            Some((HeaderName::from_static(name), HeaderValue::from_str(value).ok()?))
+        };
+        Self {
+            counts,
+            cors: cors.iter().filter_map(header).collect(),
+            in_work: AtomicUsize::new(0),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes a request in.
+    pub(crate) fn enter(&self) -> Passage<'_> {
+        self.in_work.fetch_add(1, Ordering::AcqRel);
+        Passage { traffic: self, started: Instant::now() }
+    }
+
+    /// From here on every response ends its connection.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Waits until no request is in work, at most until the deadline. Returns whether none is.
+    pub(crate) async fn drained(&self, deadline: Instant) -> bool {
+        while self.in_work.load(Ordering::Acquire) > 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+        true
+    }
+}
+
+/// A request on its way; leaves the count even if its client gives up.
+pub(crate) struct Passage<'t> {
+    traffic: &'t Traffic,
+    started: Instant,
+}
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        self.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Passage<'_> {
+    /// Marks, counts and logs the response.
+    pub(crate) fn leave(
+        self,
+        request: &HttpRequest,
+        id: &RequestId,
+        mut response: HttpResponse,
+    ) -> HttpResponse {
+        let status = response.status();
+        let headers = response.headers_mut();
+        if let Ok(id) = HeaderValue::from_str(id.as_str()) {
+            headers.insert(REQUEST_ID, id);
+        }
+        headers.insert(PRAGMA, NO_CACHE);
+        headers.insert(CACHE_CONTROL, NEVER_STORED);
+        headers.insert(EXPIRES, LONG_AGO);
+        for (name, value) in &self.traffic.cors {
+            if !headers.contains_key(name) {
+                headers.insert(name.clone(), value.clone());
+            }
+        }
+        if status.as_u16() >= 400 || self.traffic.stopping.load(Ordering::Acquire) {
+            response.head_mut().set_connection_type(ConnectionType::Close);
+        }
+        self.traffic.counts.count(status);
+        self.log(request, status);
+        response
+    }
+
+    fn log(&self, request: &HttpRequest, status: StatusCode) {
+        // `enabled` first: what the line is made of is looked up only if somebody reads it.
+        if !tracing::enabled!(target: "ACCESS_LOG", tracing::Level::INFO) {
+            return;
+        }
+        let milliseconds = self.started.elapsed().as_millis();
+        let (method, uri, version) = (request.method(), request.uri(), request.version());
+        let status = status.as_u16();
+        match request.peer_addr() {
+            Some(peer) => tracing::info!(
+                target: "ACCESS_LOG",
+                "/{peer} \"{method} {uri} {version:?}\" {status} {milliseconds}"
+            ),
+            None => tracing::info!(
+                target: "ACCESS_LOG",
+                "127.0.0.1 \"{method} {uri} {version:?}\" {status} {milliseconds}"
+            ),
+        }
+    }
+}

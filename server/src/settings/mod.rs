@@ -1,0 +1,86 @@
+//! What the operator configured: taken as text ([`raw`]), layered by precedence ([`sources`]),
+//! resolved to types with every fault told at once ([`resolve`]).
+
+mod address;
+mod models;
+mod properties;
+pub(crate) mod raw;
+#[cfg(test)]
+mod reference;
+mod resolve;
+mod sources;
+
+pub(crate) use address::Address;
+pub(crate) use models::{StartupModel, StartupModels};
+pub(crate) use resolve::{Http, Machine, Settings, resolve};
+pub(crate) use sources::{Environment, load};
+
+/// Why the server cannot start with what it was told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SettingsError {
+    /// The configuration file is not there.
+    #[error("--ts-config file not found: {path}{}", from(.named_by))]
+    NoConfigFile {
+        /// As given.
+        path: String,
+        /// Variable that named it, if it was not the option.
+        named_by: Option<&'static str>,
+    },
+    /// The configuration file cannot be read.
+    #[error("Invalid configuration: {path}: {reason}")]
+    Unreadable {
+        /// As given.
+        path: String,
+        /// The reader's words.
+        reason: String,
+    },
+    /// No store is named anywhere.
+    #[error("Missing mandatory parameter --model-store")]
+    NoModelStore,
+    /// A folder or file that is not there.
+    #[error("--{option} {what} not found: {path}{}", from_origin(.origin))]
+    Missing {
+        /// The option that could have named it.
+        option: &'static str,
+        /// `directory` or `file`.
+        what: &'static str,
+        /// As given.
+        path: String,
+        /// Where it was given.
+        origin: String,
+    },
+    /// `$$NAME$$` of a variable that is not set.
+    #[error("Invalid configuration: Invalid Environment Variable {variable} in `{key}` ({origin})")]
+    NoVariable {
+        /// The variable.
+        variable: String,
+        /// The key whose value names it.
+        key: String,
+        /// Where that stands.
+        origin: String,
+    },
+    /// A value that is not of its key's type, or out of bounds.
+    #[error("Invalid configuration: {key}: {reason} ({origin})")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with the value.
+        reason: String,
+        /// Where it stands.
+        origin: String,
+    },
+    /// The folder for temporary files does not exist.
+    #[error("Invalid temp directory: {path}, please check TEMP environment variable.")]
+    NoTempDir {
+        /// As given.
+        path: String,
+    },
+}
+
+fn from(variable: &Option<&'static str>) -> String {
+    variable.map(|name| format!(" (from {name})")).unwrap_or_default()
+}
+
+fn from_origin(origin: &str) -> String {
+    if origin.starts_with("--") { String::new() } else { format!(" ({origin})") }
+}

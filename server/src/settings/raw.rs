@@ -1,0 +1,305 @@
+//! Every key of `config.properties`: name, type, unit, default and what it does. One table feeds
+//! the parser, the example file, the reference page and the warnings about unknown keys.
+
+use std::collections::BTreeMap;
+
+/// What the text of a value has to be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    /// Any text.
+    Text,
+    /// A file or folder.
+    Path,
+    /// `true` or `false`, in any case.
+    Flag,
+    /// A whole number within bounds.
+    Whole {
+        /// What it counts.
+        unit: &'static str,
+        /// Least value.
+        min: u64,
+        /// Greatest value.
+        max: u64,
+    },
+    /// A number above zero.
+    Real {
+        /// What it counts.
+        unit: &'static str,
+    },
+    /// `http://host[:port]`.
+    Address,
+    /// One of these texts.
+    Choice(&'static [&'static str]),
+    /// A regular expression.
+    Pattern,
+    /// Regular expressions between commas.
+    Patterns,
+    /// A JSON object.
+    Json,
+}
+
+/// Whether a key does anything.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Effect {
+    /// It does what its description says.
+    InForce,
+    /// It is accepted and does nothing; why.
+    None(&'static str),
+}
+
+/// One key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key {
+    /// As written in the file.
+    pub(crate) name: &'static str,
+    /// Type of the value.
+    pub(crate) kind: Kind,
+    /// Default as it would be written; empty means unset.
+    pub(crate) default: &'static str,
+    /// What it does, in one or two sentences.
+    #[cfg_attr(not(test), expect(dead_code, reason = "read by the test that keeps the page"))]
+    pub(crate) doc: &'static str,
+    /// An environment variable may replace it.
+    pub(crate) from_environment: bool,
+    /// Whether it does anything.
+    pub(crate) effect: Effect,
+    /// The value is never shown.
+    pub(crate) secret: bool,
+    /// Not a key of TorchServe.
+    pub(crate) ours: bool,
+}
+
+impl Key {
+    const fn environment(mut self) -> Self {
+        self.from_environment = true;
+        self
+    }
+
+    const fn without_effect(mut self, why: &'static str) -> Self {
+        self.effect = Effect::None(why);
+        self
+    }
+
+    const fn secret(mut self) -> Self {
+        self.secret = true;
+        self
+    }
+
+    const fn ours(mut self) -> Self {
+        self.ours = true;
+        self
+    }
+
+    /// The variable that replaces it (*torchserve-contract* 2.1).
+    pub(crate) fn variable(&self) -> String {
+        match self.name {
+            "token_expiration_min" => "TS_TOKEN_EXPIRATION_TIME_MIN".to_owned(),
+            name if name.starts_with("ts_") => name.to_ascii_uppercase(),
+            name => format!("TS_{}", name.to_ascii_uppercase()),
+        }
+    }
+}
+
+const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
+    Key {
+        name,
+        kind,
+        default,
+        doc,
+        from_environment: false,
+        effect: Effect::InForce,
+        secret: false,
+        ours: false,
+    }
+}
+
+const fn count(min: u64, max: u64) -> Kind {
+    Kind::Whole { unit: "", min, max }
+}
+
+const fn seconds(min: u64) -> Kind {
+    Kind::Whole { unit: "seconds", min, max: 2_147_483 }
+}
+
+const fn bytes(min: u64) -> Kind {
+    Kind::Whole { unit: "bytes", min, max: 1 << 50 }
+}
+
+const NO_GRPC: &str = "gRPC is not served yet";
+const NO_TLS: &str = "TLS is not served yet";
+const NO_SNAPSHOTS: &str = "snapshots are neither written nor read yet";
+const NO_JVM: &str = "this server has no Java virtual machine";
+const NO_GPU: &str = "accelerators are not assigned by the server yet";
+const NO_SEQUENCES: &str = "sequence batching is not served yet";
+const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
+const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
+
+/// Every key, in the order of the reference page.
+pub(crate) const KEYS: &[Key] = &[
+    // Addresses
+    key("inference_address", Kind::Address, "http://127.0.0.1:8080", "Where the inference API listens. The same host and port as `management_address` make one listener of both. Port 0 takes a free port.").environment(),
+    key("management_address", Kind::Address, "http://127.0.0.1:8081", "Where the management API listens.").environment(),
+    key("metrics_address", Kind::Address, "http://127.0.0.1:8082", "Where the metrics API listens; it has to differ from the other two.").environment(),
+    key("grpc_inference_address", Kind::Text, "127.0.0.1", "Where the inference API listens for gRPC.").environment().without_effect(NO_GRPC),
+    key("grpc_inference_port", count(0, 65_535), "7070", "Port of the inference API for gRPC.").environment().without_effect(NO_GRPC),
+    key("grpc_management_address", Kind::Text, "127.0.0.1", "Where the management API listens for gRPC.").environment().without_effect(NO_GRPC),
+    key("grpc_management_port", count(0, 65_535), "7071", "Port of the management API for gRPC.").environment().without_effect(NO_GRPC),
+    key("grpc_inference_max_connection_age_ms", Kind::Text, "", "Age at which gRPC connections are closed.").environment().without_effect(NO_GRPC),
+    key("grpc_inference_max_connection_age_grace_ms", Kind::Text, "", "Grace for running calls of such a connection.").environment().without_effect(NO_GRPC),
+    key("grpc_management_max_connection_age_ms", Kind::Text, "", "Age at which gRPC connections are closed.").environment().without_effect(NO_GRPC),
+    key("grpc_management_max_connection_age_grace_ms", Kind::Text, "", "Grace for running calls of such a connection.").environment().without_effect(NO_GRPC),
+    key("enable_grpc_ssl", Kind::Flag, "false", "TLS on the gRPC ports.").environment().without_effect(NO_GRPC),
+    key("number_of_netty_threads", count(0, 1024), "0", "Threads that serve HTTP; 0 means one for each core.").environment(),
+    key("netty_client_threads", count(0, 1024), "0", "Threads that talk to workers.").environment().without_effect("every worker has a thread of its own"),
+    // Models
+    key("model_store", Kind::Path, "", "Folder that archives are looked up in. Needed, here or as `--model-store`.").environment(),
+    key("workflow_store", Kind::Path, "", "Folder that workflow archives are looked up in; the model store unless set.").environment().without_effect("workflows are not served yet"),
+    key("load_models", Kind::Text, "", "Models loaded at start: `ALL`, or names between commas, each `file.mar`, `name=file.mar`, a folder or a URL.").environment(),
+    key("models", Kind::Json, "", "Settings of single models: `{\"model\": {\"version\": {\"minWorkers\": 1, \"maxWorkers\": 2, \"batchSize\": 4, \"maxBatchDelay\": 100, \"responseTimeout\": 120, \"startupTimeout\": 120}}}`."),
+    key("default_workers_per_model", count(0, 4096), "0", "Workers of a model that nothing else is said about. 0 means one for each core for models loaded at start, none for models registered over the API.").environment(),
+    key("default_response_timeout", seconds(1), "120", "How long one batch may run.").environment(),
+    key("default_startup_timeout", seconds(1), "120", "How long a worker may take to load its model.").environment(),
+    key("unregister_model_timeout", seconds(1), "120", "How long ending the workers of a model may take.").environment(),
+    key("job_queue_size", count(1, 10_000_000), "100", "Requests that may wait for one model version.").environment(),
+    key("default_service_handler", Kind::Text, "", "Handler of archives whose manifest names none.").environment(),
+    key("service_envelope", Kind::Choice(&["body", "json", "kserve", "kservev2"]), "", "Envelope around every handler.").environment(),
+    key("decode_input_request", Kind::Flag, "true", "Hand text and JSON bodies to handlers decoded.").environment(),
+    key("limit_max_image_pixels", Kind::Flag, "true", "Keep Pillow's limit on the size of images.").environment(),
+    key("allowed_urls", Kind::Patterns, "file://.*|http(s)?://.*", "URLs that models may be fetched from: regular expressions, full match, letter case ignored. The environment variable needs `use_env_allowed_urls`.").environment(),
+    key("install_py_dep_per_model", Kind::Flag, "false", "Install the packages that an archive asks for.").environment().without_effect("packages of an archive are not installed yet"),
+    key("worker_isolation", Kind::Choice(&["process", "thread"]), "", "`process`: a host process for each worker; `thread`: the workers of a model version share one. Unset, the kind of model decides.").environment().ours(),
+    key("python", Kind::Path, "", "Python interpreter of the handlers; unset, one is looked for in the environment."),
+    key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
+    key("max_download_size", bytes(1), "68719476736", "Bytes that a downloaded archive may have.").environment().ours(),
+    key("max_unpacked_size", bytes(1), "68719476736", "Bytes that an archive may unpack to.").environment().ours(),
+    key("max_unpacked_files", count(1, 100_000_000), "100000", "Files and folders that an archive may unpack to.").environment().ours(),
+    // Requests
+    key("max_request_size", bytes(1), "6553500", "Bytes that a request body may have.").environment(),
+    key("max_response_size", bytes(1), "6553500", "Bytes that an answer of a worker may have.").environment(),
+    key("max_request_parts", count(1, 1_000_000), "256", "Fields that a form may have.").environment().ours(),
+    key("cors_allowed_origin", Kind::Text, "", "`Access-Control-Allow-Origin` of every response.").environment(),
+    key("cors_allowed_methods", Kind::Text, "", "`Access-Control-Allow-Methods` of every response.").environment(),
+    key("cors_allowed_headers", Kind::Text, "", "`Access-Control-Allow-Headers` of every response.").environment(),
+    // Access
+    key("enable_model_api", Kind::Flag, "false", "Allow registering and unregistering models over the API.").environment(),
+    key("disable_token_authorization", Kind::Flag, "false", "Do not ask for tokens.").environment(),
+    key("token_expiration_min", Kind::Real { unit: "minutes" }, "60", "How long inference and management tokens are good for.").environment(),
+    key("keystore", Kind::Path, "", "Key store for TLS.").environment().without_effect(NO_TLS),
+    key("keystore_pass", Kind::Text, "changeit", "Password of the key store.").environment().secret().without_effect(NO_TLS),
+    key("keystore_type", Kind::Text, "PKCS12", "Type of the key store.").environment().without_effect(NO_TLS),
+    key("certificate_file", Kind::Path, "", "Certificate for TLS.").environment().without_effect(NO_TLS),
+    key("private_key_file", Kind::Path, "", "Private key for TLS.").environment().without_effect(NO_TLS),
+    // Metrics and logs
+    key("enable_metrics_api", Kind::Flag, "true", "Serve the metrics API.").environment(),
+    key("metrics_mode", Kind::Text, "log", "What is done with metrics besides serving them.").environment().without_effect(ONE_FORMAT),
+    key("metrics_config", Kind::Path, "", "Names and dimensions of metrics.").environment().without_effect("the set of metrics is fixed"),
+    key("model_metrics_auto_detect", Kind::Flag, "false", "Accept metrics of handlers that `metrics_config` does not name.").environment().without_effect("metrics of handlers are always accepted"),
+    key("disable_system_metrics", Kind::Flag, "false", "Do not collect metrics of the host.").environment(),
+    key("system_metrics_cmd", Kind::Text, "", "Command that collects metrics of the host.").without_effect(OWN_COLLECTOR),
+    key("metric_time_interval", seconds(1), "60", "How often metrics of the host are collected."),
+    key("log_filter", Kind::Text, "info", "What is logged: a level, or levels by target, such as `info,ACCESS_LOG=off,MODEL_LOG=debug`.").environment().ours(),
+    key("async_logging", Kind::Flag, "false", "Write logs on a thread of their own.").environment().without_effect("logs are always written on a thread of their own"),
+    key("cpp_log_config", Kind::Path, "", "Logging of the C++ backend.").environment().without_effect("there is no C++ backend"),
+    // Starting and stopping
+    key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
+    key("enable_envvars_config", Kind::Flag, "false", "Let environment variables replace keys."),
+    key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),
+    key("model_snapshot", Kind::Json, "", "Models of an earlier run.").without_effect(NO_SNAPSHOTS),
+    // Accepted for existing files
+    key("number_of_gpu", Kind::Text, "", "Accelerators to use.").environment().without_effect(NO_GPU),
+    key("prefer_direct_buffer", Kind::Flag, "false", "Hint for Java's allocator.").environment().without_effect(NO_JVM),
+    key("ts_open_inference_protocol", Kind::Flag, "false", "Serve the open inference protocol.").environment().without_effect("the open inference protocol is not served yet"),
+    key("ts_header_key_sequence_id", Kind::Text, "ts_request_sequence_id", "Header with the sequence id.").environment().without_effect(NO_SEQUENCES),
+    key("ts_header_key_sequence_start", Kind::Text, "ts_request_sequence_start", "Header that starts a sequence.").environment().without_effect(NO_SEQUENCES),
+    key("ts_header_key_sequence_end", Kind::Text, "ts_request_sequence_end", "Header that ends a sequence.").environment().without_effect(NO_SEQUENCES),
+    key("initial_worker_port", count(0, 65_535), "9000", "Id of the first worker.").environment().without_effect("workers have no port; ids start at 9000"),
+    key("initial_distribution_port", count(0, 65_535), "29500", "First port of parallel workers.").environment().without_effect("models that span processes are not served yet"),
+    key("ipex_enable", Kind::Flag, "false", "Intel's extension for PyTorch.").environment().without_effect("a handler imports the extension itself"),
+    key("ipex_gpu_enable", Kind::Flag, "false", "The same on accelerators.").environment().without_effect("a handler imports the extension itself"),
+    key("cpu_launcher_enable", Kind::Flag, "false", "Run workers through PyTorch's launcher.").environment().without_effect("the server divides the cores among its workers itself"),
+    key("cpu_launcher_args", Kind::Text, "", "Arguments of the launcher.").environment().without_effect("the server divides the cores among its workers itself"),
+    key("model_server_home", Kind::Path, "", "Folder that holds the `ts` package.").environment().without_effect("the package is found through `python`"),
+    key("debug", Kind::Flag, "false", "Connect to workers started by hand.").environment().without_effect("workers are always started by the server"),
+    key("use_native_io", Kind::Flag, "true", "Use the platform's own event loop.").without_effect(NO_JVM),
+    key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),
+    key("vmargs", Kind::Text, "", "Options of the Java virtual machine.").without_effect(NO_JVM),
+    key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM),
+    key("version", Kind::Text, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
+    key("tsConfigFile", Kind::Path, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
+];
+
+/// The key of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The known name most like `name`, if one is near enough to be meant.
+pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    known
+        .map(|candidate| (strsim::damerau_levenshtein(name, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// A value as written, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// The text.
+    pub(crate) text: String,
+    /// A file and line, an option, a variable, or `default`.
+    pub(crate) origin: String,
+}
+
+/// The layered values of all known keys, and what was written under unknown ones.
+#[derive(Debug, Default)]
+pub(crate) struct Raw {
+    /// By name of a known key.
+    pub(crate) values: BTreeMap<&'static str, Written>,
+    /// Keys that nothing knows, with where they stand.
+    pub(crate) unknown: Vec<(String, String)>,
+}
+
+impl Raw {
+    /// What `config.properties`, the command line or the environment say that does nothing, and
+    /// what they may have meant.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let names = || KEYS.iter().map(|key| key.name);
+        let mut found: Vec<String> = self
+            .unknown
+            .iter()
+            .map(|(name, origin)| match nearest(name, names()) {
+                Some(near) => {
+                    format!("unknown setting `{name}` ({origin}) is ignored. Did you mean `{near}`?")
+                }
+                None => format!("unknown setting `{name}` ({origin}) is ignored"),
+            })
+            .collect();
+        for key in KEYS {
+            if let (Effect::None(why), Some(written)) = (key.effect, self.values.get(key.name))
+                && written.origin != DEFAULT
+                && written.text != key.default
+            {
+                let (name, origin) = (key.name, &written.origin);
+                found.push(format!("setting `{name}` ({origin}) has no effect: {why}"));
+            }
+        }
+        found
+    }
+
+    /// Every value in force with its origin, fit to be shown.
+    pub(crate) fn shown(&self) -> impl Iterator<Item = (&'static str, String, &str)> {
+        KEYS.iter().filter_map(|key| {
+            let written = self.values.get(key.name)?;
+            let text = match (key.secret, written.text.is_empty()) {
+                (_, true) => "unset".to_owned(),
+                (true, false) => "set".to_owned(),
+                (false, false) => written.text.clone(),
+            };
+            Some((key.name, text, written.origin.as_str()))
+        })
+    }
+}
+
+/// The origin of a value that nobody wrote.
+pub(crate) const DEFAULT: &str = "default";

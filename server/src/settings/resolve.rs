@@ -1,0 +1,461 @@
+//! From text to types. Every fault is collected, so that an operator sees all of them at once.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use regex::{Regex, RegexSet, RegexSetBuilder};
+use ts_archive::UnpackLimits;
+use ts_serving::{HostConfig, ModelDefaults, ServingConfig};
+use ts_types::Isolation;
+
+use super::models::{PerModel, parse_overrides};
+use super::raw::{DEFAULT, Kind, Raw, Written, find};
+use super::{Address, SettingsError, StartupModels};
+
+/// What the HTTP edge is told.
+#[derive(Debug, Clone)]
+pub(crate) struct Http {
+    /// Where the inference API listens.
+    pub(crate) inference: Address,
+    /// Where the management API listens.
+    pub(crate) management: Address,
+    /// Where the metrics API listens, unless it is switched off.
+    pub(crate) metrics: Option<Address>,
+    /// Threads.
+    pub(crate) threads: usize,
+    /// Bytes of a request body at most.
+    pub(crate) max_request_bytes: usize,
+    /// Fields of a form at most.
+    pub(crate) max_request_parts: usize,
+    /// `Access-Control-*` headers of every response.
+    pub(crate) cors: Vec<(&'static str, String)>,
+}
+
+/// Everything the operator settled.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// The HTTP edge.
+    pub(crate) http: Http,
+    /// Folder of archives, absolute.
+    pub(crate) model_store: PathBuf,
+    /// Models to load at start.
+    pub(crate) startup_models: StartupModels,
+    /// Registering and unregistering over the API is allowed.
+    pub(crate) enable_model_api: bool,
+    /// Requests need tokens.
+    pub(crate) token_authorization: bool,
+    /// How long a token is good for.
+    pub(crate) token_lifetime: Duration,
+    /// How often metrics of the host are collected, unless that is switched off.
+    pub(crate) host_metrics_every: Option<Duration>,
+    /// What is logged.
+    pub(crate) log_filter: String,
+    /// How long requests in work may take to finish when the server stops.
+    pub(crate) drain_timeout: Duration,
+    /// Any URL may be fetched, since nobody said otherwise.
+    pub(crate) any_url_allowed: bool,
+    allowed_urls: RegexSet,
+    unpack_limits: UnpackLimits,
+    max_download_bytes: u64,
+    defaults: ModelDefaults,
+    per_model: PerModel,
+    hosts: HostConfig,
+}
+
+impl Settings {
+    /// What the core is told; `work_dir` is this server's own folder.
+    pub(crate) fn serving(&self, work_dir: PathBuf) -> ServingConfig {
+        ServingConfig {
+            model_store: Some(self.model_store.clone()),
+            work_dir,
+            allowed_urls: self.allowed_urls.clone(),
+            unpack_limits: self.unpack_limits.clone(),
+            max_download_bytes: self.max_download_bytes,
+            defaults: self.defaults.clone(),
+            per_model: self.per_model.clone(),
+            hosts: self.hosts.clone(),
+        }
+    }
+}
+
+/// Reads values of one [`Raw`] and keeps the faults.
+struct Reader<'r> {
+    raw: &'r Raw,
+    faults: Vec<SettingsError>,
+    #[cfg(test)]
+    asked: std::collections::BTreeSet<&'static str>,
+}
+
+impl Reader<'_> {
+    fn written(&mut self, name: &'static str) -> Written {
+        #[cfg(test)]
+        self.asked.insert(name);
+        let absent = || Written { text: String::new(), origin: DEFAULT.to_owned() };
+        self.raw.values.get(name).cloned().unwrap_or_else(absent)
+    }
+
+    fn fault(&mut self, name: &'static str, written: &Written, reason: impl Into<String>) {
+        let origin = written.origin.clone();
+        self.faults.push(SettingsError::Value { key: name, reason: reason.into(), origin });
+    }
+
+    /// The value that `read` makes of the text, or the fault and the type's own default, which
+    /// nobody sees since a fault ends the start.
+    fn value<T: Default>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> T {
+        let written = self.written(name);
+        match read(&written.text) {
+            Ok(value) => value,
+            Err(reason) => {
+                self.fault(name, &written, reason);
+                T::default()
+            }
+        }
+    }
+
+    fn text(&mut self, name: &'static str) -> Option<String> {
+        Some(self.written(name).text).filter(|text| !text.trim().is_empty())
+    }
+
+    fn flag(&mut self, name: &'static str) -> bool {
+        self.value(name, |text| match text.trim() {
+            on if on.eq_ignore_ascii_case("true") => Ok(true),
+            off if off.eq_ignore_ascii_case("false") => Ok(false),
+            _ => Err(format!("`{text}` is neither `true` nor `false`")),
+        })
+    }
+
+    fn whole(&mut self, name: &'static str) -> u64 {
+        let Some(Kind::Whole { unit, min, max }) = find(name).map(|key| key.kind) else {
+            let written = self.written(name);
+            self.fault(name, &written, "it is not in the table of settings as a whole number");
+            return 0;
+        };
+        self.value(name, |text| {
+            let of = if unit.is_empty() { String::new() } else { format!(" of {unit}") };
+            let number = u64::from_str(text.trim()).ok();
+            number.filter(|number| (min..=max).contains(number)).ok_or_else(|| {
+                format!("`{text}` is not a whole number{of} from {min} to {max}")
+            })
+        })
+    }
+
+    fn size(&mut self, name: &'static str) -> usize {
+        // Where numbers are smaller than a setting may be, the greatest of them is as good.
+        usize::try_from(self.whole(name)).unwrap_or(usize::MAX)
+    }
+
+    fn seconds(&mut self, name: &'static str) -> Duration {
+        Duration::from_secs(self.whole(name))
+    }
+
+    fn minutes(&mut self, name: &'static str) -> Duration {
+        self.value(name, |text| {
+            let above_zero = f64::from_str(text.trim()).ok().filter(|number| *number > 0.0);
+            above_zero
+                .and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok())
+                .ok_or_else(|| format!("`{text}` is not a number of minutes above zero"))
+        })
+    }
+
+    fn choice(&mut self, name: &'static str, choices: &[&str]) -> Option<String> {
+        self.value(name, |text| match text.trim() {
+            "" => Ok(None),
+            known if choices.contains(&known) => Ok(Some(known.to_owned())),
+            other => Err(format!("`{other}` is none of `{}`", choices.join("`, `"))),
+        })
+    }
+
+    fn address(&mut self, name: &'static str, default_port: u16) -> Option<Address> {
+        self.value(name, |text| Address::parse(text.trim(), default_port).map(Some))
+    }
+
+    fn patterns(&mut self, name: &'static str) -> RegexSet {
+        let written = self.written(name);
+        let whole = written
+            .text
+            .split(',')
+            .map(str::trim)
+            .filter(|pattern| !pattern.is_empty())
+            .map(|pattern| format!("^(?:{pattern})$"));
+        match RegexSetBuilder::new(whole).case_insensitive(true).build() {
+            Ok(set) => set,
+            Err(error) => {
+                self.fault(name, &written, error.to_string());
+                RegexSet::empty()
+            }
+        }
+    }
+
+    fn pattern(&mut self, name: &'static str) -> Option<Regex> {
+        self.value(name, |text| {
+            let pattern = Some(text).filter(|text| !text.is_empty());
+            let whole = pattern.map(|pattern| Regex::new(&format!("^(?:{pattern})$")));
+            whole.transpose().map_err(|error| error.to_string())
+        })
+    }
+
+    fn store(&mut self, name: &'static str, option: &'static str) -> Option<PathBuf> {
+        let written = self.written(name);
+        let text = Some(&written.text).filter(|text| !text.is_empty())?;
+        let path = Path::new(text);
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        if !absolute.is_dir() {
+            self.faults.push(SettingsError::Missing {
+                option,
+                what: "directory",
+                path: text.clone(),
+                origin: written.origin.clone(),
+            });
+        }
+        Some(absolute)
+    }
+}
+
+/// What is found rather than configured.
+#[derive(Debug, Clone)]
+pub(crate) struct Machine {
+    /// Cores that this process may use.
+    pub(crate) cores: usize,
+    /// The server's own executable, whose `worker` command is a host.
+    pub(crate) executable: PathBuf,
+}
+
+/// Makes settings of what was written.
+///
+/// # Errors
+/// Every fault, in the order of the keys' use.
+pub(crate) fn resolve(raw: &Raw, machine: &Machine) -> Result<Settings, Vec<SettingsError>> {
+    let mut reader = Reader {
+        raw,
+        faults: Vec::new(),
+        #[cfg(test)]
+        asked: std::collections::BTreeSet::new(),
+    };
+    let settings = read(&mut reader, machine);
+    #[cfg(test)]
+    tests::keys_in_force_are_the_keys_read(&reader.asked);
+    match settings {
+        Some(settings) if reader.faults.is_empty() => Ok(settings),
+        _ => Err(reader.faults),
+    }
+}
+
+fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
+    // These two are obeyed where the layers are made.
+    let _obeyed = (reader.flag("enable_envvars_config"), reader.flag("use_env_allowed_urls"));
+    let model_store = reader.store("model_store", "model-store");
+    reader.store("workflow_store", "workflow-store");
+    if model_store.is_none() {
+        reader.faults.push(SettingsError::NoModelStore);
+    }
+    let http = read_http(reader, machine.cores);
+    let allowed_urls = reader.patterns("allowed_urls");
+    let any_url_allowed = reader.written("allowed_urls").origin == DEFAULT;
+    let unpack_limits = UnpackLimits {
+        max_entries: reader.whole("max_unpacked_files"),
+        max_total_bytes: reader.whole("max_unpacked_size"),
+        ..UnpackLimits::default()
+    };
+    let max_download_bytes = reader.whole("max_download_size");
+    let defaults = ModelDefaults {
+        workers: Some(reader.size("default_workers_per_model")).filter(|workers| *workers > 0),
+        response_timeout: reader.seconds("default_response_timeout"),
+        startup_timeout: reader.seconds("default_startup_timeout"),
+        unregister_timeout: reader.seconds("unregister_model_timeout"),
+        job_queue_size: reader.size("job_queue_size"),
+        handler: reader.text("default_service_handler"),
+        isolation: reader
+            .choice("worker_isolation", &["process", "thread"])
+            .and_then(|name| Isolation::from_str(&name).ok()),
+    };
+    let per_model = reader.value("models", parse_overrides);
+    let hosts = HostConfig {
+        executable: machine.executable.clone(),
+        python: reader.text("python").map(PathBuf::from),
+        cores: machine.cores,
+        service_envelope: reader.choice("service_envelope", &["body", "json", "kserve", "kservev2"]),
+        decode_input_request: reader.flag("decode_input_request"),
+        limit_max_image_pixels: reader.flag("limit_max_image_pixels"),
+        max_response_bytes: reader.whole("max_response_size"),
+        hidden_environment: reader.pattern("blacklist_env_vars"),
+        server_version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let startup_models = StartupModels::parse(&reader.written("load_models").text);
+    let enable_model_api = reader.flag("enable_model_api");
+    let token_authorization = !reader.flag("disable_token_authorization");
+    let token_lifetime = reader.minutes("token_expiration_min");
+    let host_metrics = !reader.flag("disable_system_metrics");
+    let interval = reader.seconds("metric_time_interval");
+    let log_filter = reader.value("log_filter", |text| {
+        tracing_subscriber::EnvFilter::try_new(text)
+            .map(|_| text.to_owned())
+            .map_err(|error| format!("`{text}`: {error}"))
+    });
+    let drain_timeout = reader.seconds("drain_timeout");
+    Some(Settings {
+        http: http?,
+        model_store: model_store?,
+        startup_models,
+        enable_model_api,
+        token_authorization,
+        token_lifetime,
+        host_metrics_every: host_metrics.then_some(interval),
+        log_filter,
+        drain_timeout,
+        any_url_allowed,
+        allowed_urls,
+        unpack_limits,
+        max_download_bytes,
+        defaults,
+        per_model,
+        hosts,
+    })
+}
+
+fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
+    let inference = reader.address("inference_address", 80);
+    let management = reader.address("management_address", 8081);
+    let metrics = reader.address("metrics_address", 8082);
+    let metrics = if reader.flag("enable_metrics_api") { Some(metrics?) } else { None };
+    let threads = match reader.size("number_of_netty_threads") {
+        0 => cores,
+        threads => threads,
+    };
+    let max_request_bytes = reader.size("max_request_size");
+    let max_request_parts = reader.size("max_request_parts");
+    let cors = [
+        ("access-control-allow-origin", "cors_allowed_origin"),
+        ("access-control-allow-methods", "cors_allowed_methods"),
+        ("access-control-allow-headers", "cors_allowed_headers"),
+    ];
+    let mut cors_headers = Vec::new();
+    for (header, key) in cors {
+        let text = reader.value(key, |text| {
+            let sendable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+            let sendable = sendable.then(|| text.trim().to_owned());
+            sendable.ok_or_else(|| format!("`{text}` cannot stand in a header"))
+        });
+        if !text.is_empty() {
+            cors_headers.push((header, text));
+        }
+    }
+    let (inference, management) = (inference?, management?);
+    if let Some(metrics) = &metrics
+        && metrics.port != 0
+        && [&inference, &management].contains(&metrics)
+    {
+        let written = reader.written("metrics_address");
+        let reason = format!("`{metrics}` is taken by another API of this server");
+        reader.fault("metrics_address", &written, reason);
+    }
+    Some(Http {
+        inference,
+        management,
+        metrics,
+        threads,
+        max_request_bytes,
+        max_request_parts,
+        cors: cors_headers,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::raw::{Effect, KEYS};
+    use super::*;
+
+    /// Called by every test that resolves anything.
+    pub(super) fn keys_in_force_are_the_keys_read(asked: &BTreeSet<&'static str>) {
+        let mut in_force: BTreeSet<_> = KEYS
+            .iter()
+            .filter(|key| key.effect == Effect::InForce)
+            .map(|key| key.name)
+            .collect();
+        // Checked to exist although workflows are not served yet.
+        in_force.insert("workflow_store");
+        assert_eq!(*asked, in_force);
+    }
+
+    fn resolved(pairs: &[(&str, &str)]) -> Result<Settings, Vec<SettingsError>> {
+        resolve(&raw(pairs), &Machine { cores: 3, executable: PathBuf::from("/torchserve") })
+    }
+
+    fn raw(pairs: &[(&str, &str)]) -> Raw {
+        let mut raw = Raw::default();
+        for key in KEYS {
+            let written = Written { text: key.default.to_owned(), origin: DEFAULT.to_owned() };
+            raw.values.insert(key.name, written);
+        }
+        raw.values.insert("model_store", Written { text: "/".to_owned(), origin: "test".to_owned() });
+        for (name, text) in pairs {
+            let written = Written { text: (*text).to_owned(), origin: "test".to_owned() };
+            raw.values.insert(find(name).unwrap().name, written);
+        }
+        raw
+    }
+
+    #[test]
+    fn the_defaults_are_those_documented() {
+        let settings = resolved(&[]).unwrap();
+        assert_eq!(settings.http.inference.to_string(), "http://127.0.0.1:8080");
+        assert_eq!(settings.http.threads, 3);
+        assert_eq!(settings.http.max_request_bytes, 6_553_500);
+        assert_eq!(settings.defaults.job_queue_size, 100);
+        assert_eq!(settings.defaults.workers, None);
+        assert!(settings.token_authorization && !settings.enable_model_api);
+        assert!(settings.allowed_urls.is_match("HTTPS://host/x.mar"));
+        assert!(!settings.allowed_urls.is_match("x.mar"));
+    }
+
+    #[test]
+    fn all_faults_are_told_at_once_with_their_origin() {
+        let faults = resolved(
+            &[
+                ("model_store", "/no such folder"),
+                ("job_queue_size", "0"),
+                ("max_request_size", "6e6"),
+                ("allowed_urls", "("),
+                ("enable_model_api", "yes"),
+                ("management_address", "https://h"),
+                ("worker_isolation", "fork"),
+                ("models", "{"),
+                ("log_filter", "=="),
+                ("token_expiration_min", "-1"),
+            ],
+        )
+        .unwrap_err();
+        assert_eq!(faults.len(), 10, "{faults:#?}");
+        let text = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        assert!(text.contains("--model-store directory not found: /no such folder"), "{text}");
+        assert!(text.contains("`0` is not a whole number from 1 to 10000000 (test)"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_store_is_told_in_the_known_words() {
+        let faults = resolved(&[("model_store", "")]).unwrap_err();
+        assert_eq!(faults, [SettingsError::NoModelStore]);
+    }
+
+    #[test]
+    fn the_metrics_api_needs_an_address_of_its_own() {
+        let clash = [("metrics_address", "http://127.0.0.1:8081")];
+        let faults = resolved(&clash).unwrap_err();
+        assert!(faults[0].to_string().contains("metrics_address"), "{faults:?}");
+        assert!(resolved(&[clash[0], ("enable_metrics_api", "false")]).is_ok());
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let raw = raw(&[("keystore_pass", "hunter2")]);
+        let shown: Vec<_> = raw.shown().collect();
+        assert!(shown.contains(&("keystore_pass", "set".to_owned(), "test")));
+        assert!(!raw.warnings().join("\n").contains("hunter2"));
+    }
+}
