@@ -15,7 +15,8 @@ fn peak_kib(process: u32) -> Option<u64> {
 
 #[test]
 fn ar_10_packing_a_large_file_takes_little_memory() {
-    const BYTES: u64 = 1 << 30;
+    // Eight times the bound on memory; more would only test the disk.
+    const BYTES: u64 = 512 << 20;
     let sandbox = Sandbox::new();
     fs::File::create(sandbox.path("big.bin"))
         .unwrap()
@@ -46,7 +47,7 @@ fn ar_10_packing_a_large_file_takes_little_memory() {
         }
         assert!(
             begun.elapsed() < Duration::from_secs(120),
-            "packing 1 GiB does not end"
+            "packing does not end"
         );
         std::thread::sleep(Duration::from_millis(5));
     };
