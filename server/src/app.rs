@@ -13,9 +13,9 @@ use crate::listen::Listeners;
 use crate::rest::{self, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
+use crate::startup;
 use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics, with_causes};
 use crate::work_dir::{self, WorkDir};
-use crate::startup;
 
 /// How long an idle connection is kept.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
@@ -58,7 +58,12 @@ pub(crate) fn run(plan: Plan<'_>) -> anyhow::Result<()> {
 
 async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let started = Instant::now();
-    let Plan { options, raw, settings, temp_dir } = plan;
+    let Plan {
+        options,
+        raw,
+        settings,
+        temp_dir,
+    } = plan;
     tell_settings(options, raw, &settings, &temp_dir);
     let mut signals = Signals::catch()?;
     let listeners = Listeners::bind(&settings.http)?;
@@ -69,7 +74,11 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         inference,
         management: Arc::clone(&management),
         guard: guard(&settings)?,
-        surfaces: listeners.all.iter().map(|l| (l.address, l.surface)).collect(),
+        surfaces: listeners
+            .all
+            .iter()
+            .map(|l| (l.address, l.surface))
+            .collect(),
         limits: body::Limits {
             bytes: settings.http.max_request_bytes,
             parts: settings.http.max_request_parts,
@@ -85,7 +94,10 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let handle = server.handle();
     let serving = tokio::spawn(server);
     log.announce("Model server started.");
-    tracing::info!("listening {} ms after the start", started.elapsed().as_millis());
+    tracing::info!(
+        "listening {} ms after the start",
+        started.elapsed().as_millis()
+    );
     collect_host_metrics(exporter, settings.host_metrics_every)?;
     tokio::task::spawn_blocking(move || {
         let swept = work_dir::sweep(&temp_dir);
@@ -93,7 +105,11 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
             tracing::info!("removed the temporary files of {swept} servers that did not end well");
         }
     });
-    tokio::spawn(startup::load(management, settings.startup_models, settings.model_store));
+    tokio::spawn(startup::load(
+        management,
+        settings.startup_models,
+        settings.model_store,
+    ));
     tokio::select! {
         name = signals.next() => {
             tracing::info!("{name}: stopping");
@@ -115,7 +131,9 @@ fn http_server(
 ) -> anyhow::Result<actix_web::dev::Server> {
     let edge = edge.clone();
     let mut server = HttpServer::new(move || {
-        App::new().app_data(edge.clone()).default_service(web::to(rest::serve))
+        App::new()
+            .app_data(edge.clone())
+            .default_service(web::to(rest::serve))
     })
     .workers(settings.http.threads)
     .keep_alive(KEEP_ALIVE)
@@ -178,7 +196,11 @@ fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &s
         );
     }
     let http = &settings.http;
-    for address in [Some(&http.inference), Some(&http.management), http.metrics.as_ref()] {
+    for address in [
+        Some(&http.inference),
+        Some(&http.management),
+        http.metrics.as_ref(),
+    ] {
         if let Some(address) = address.filter(|address| address.is_wildcard()) {
             tracing::warn!("{address} is open to every network that this machine is in");
         }

@@ -89,18 +89,38 @@ mod tests {
 
     #[test]
     fn the_forms_of_argparse_are_taken() {
-        let options = parsed(&["--start", "--model-st=/a b", "--models", "a.mar", "b=c.mar", "--ncs"]);
+        let options = parsed(&[
+            "--start",
+            "--model-st=/a b",
+            "--models",
+            "a.mar",
+            "b=c.mar",
+            "--ncs",
+        ]);
         let options = options.unwrap();
         assert_eq!(options.model_store.unwrap(), PathBuf::from("/a b"));
         assert_eq!(options.models, ["a.mar", "b=c.mar"]);
         assert!(options.no_config_snapshots && options.start);
-        assert!(parsed(&["--dt", "--ppath", "x"]).unwrap().disable_token_auth);
+        assert!(
+            parsed(&["--dt", "--ppath", "x"])
+                .unwrap()
+                .disable_token_auth
+        );
         assert!(parsed(&["-v"]).unwrap().version);
     }
 
     #[test]
     fn a_repeated_option_counts_as_given_last() {
-        let options = parsed(&["--model-store", "a", "--model-store", "b", "--models", "x", "--models", "y"]);
+        let options = parsed(&[
+            "--model-store",
+            "a",
+            "--model-store",
+            "b",
+            "--models",
+            "x",
+            "--models",
+            "y",
+        ]);
         let options = options.unwrap();
         assert_eq!(options.model_store.unwrap(), PathBuf::from("b"));
         assert_eq!(options.models, ["y"]);
@@ -108,7 +128,13 @@ mod tests {
 
     #[test]
     fn wrong_usage_ends_with_2() {
-        for wrong in [&["--start", "--stop"][..], &["--no-such"], &["--models"], &["--model"], &["x"]] {
+        for wrong in [
+            &["--start", "--stop"][..],
+            &["--no-such"],
+            &["--models"],
+            &["--model"],
+            &["x"],
+        ] {
             assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
         }
     }

@@ -20,7 +20,10 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     let environment = Environment::of_process();
     let pid_file = PidFile::new(&environment);
     if options.version {
-        say(format_args!("TorchServe Version is {}", env!("CARGO_PKG_VERSION")));
+        say(format_args!(
+            "TorchServe Version is {}",
+            env!("CARGO_PKG_VERSION")
+        ));
         ExitCode::SUCCESS
     } else if options.stop {
         stop(&pid_file, options.foreground)
@@ -57,13 +60,22 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
     };
     let serves_here = options.foreground || options.detached;
     let started = if serves_here {
-        let recorded = if options.detached { Ok(()) } else { pid_file.write(std::process::id()) };
+        let recorded = if options.detached {
+            Ok(())
+        } else {
+            pid_file.write(std::process::id())
+        };
         recorded.and_then(|()| {
             if options.detached {
                 // Its own session: it outlives the terminal that started it.
                 rustix::process::setsid()?;
             }
-            let ended = app::run(app::Plan { options, raw: &raw, settings, temp_dir });
+            let ended = app::run(app::Plan {
+                options,
+                raw: &raw,
+                settings,
+                temp_dir,
+            });
             pid_file.remove_own();
             ended
         })
@@ -73,7 +85,7 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
     match started {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&error);
+            hint(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -84,9 +96,10 @@ fn configure(
     environment: &Environment,
 ) -> Result<(Raw, Settings, PathBuf), Vec<SettingsError>> {
     let mut faults = Vec::new();
-    for (option, path) in
-        [("log-config", &options.log_config), ("cpp-log-config", &options.cpp_log_config)]
-    {
+    for (option, path) in [
+        ("log-config", &options.log_config),
+        ("cpp-log-config", &options.cpp_log_config),
+    ] {
         if let Some(path) = path.as_ref().filter(|path| !path.is_file()) {
             faults.push(SettingsError::Missing {
                 option,
@@ -133,6 +146,12 @@ fn detach(pid_file: &PidFile) -> anyhow::Result<()> {
 fn stop(pid_file: &PidFile, wait: bool) -> ExitCode {
     let Recorded::Server(pid) = pid_file.read() else {
         say(format_args!("TorchServe is not currently running."));
+        // Apart from what scripts read: a server that was started with another `TMPDIR` has its
+        // file elsewhere.
+        hint(format_args!(
+            "no running server is named in `{}`",
+            pid_file.0.display()
+        ));
         return ExitCode::SUCCESS;
     };
     if rustix::process::kill_process(pid, Signal::TERM).is_err() {
@@ -179,7 +198,12 @@ impl PidFile {
         let Ok(text) = fs_err::read_to_string(&self.0) else {
             return Recorded::Nothing { leftover: false };
         };
-        let Some(pid) = text.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
+        let Some(pid) = text
+            .trim()
+            .parse()
+            .ok()
+            .filter(|pid| *pid > 0)
+            .and_then(Pid::from_raw)
         else {
             return Recorded::Nothing { leftover: true };
         };
@@ -211,23 +235,38 @@ impl PidFile {
 }
 
 fn proc(pid: Pid, entry: &str) -> PathBuf {
-    Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join(entry)
+    Path::new("/proc")
+        .join(pid.as_raw_nonzero().to_string())
+        .join(entry)
 }
 
 /// Whether a process runs the server: this executable, or one of its name, and not as a host.
 fn is_server(pid: Pid) -> bool {
-    let Ok(command) = fs_err::read(proc(pid, "cmdline")) else { return false };
+    let Ok(command) = fs_err::read(proc(pid, "cmdline")) else {
+        return false;
+    };
     // A process that has ended and was not waited for has no command line.
-    let mut arguments = command.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
-    let Some(first) = arguments.next() else { return false };
+    let mut arguments = command
+        .split(|byte| *byte == 0)
+        .filter(|argument| !argument.is_empty());
+    let Some(first) = arguments.next() else {
+        return false;
+    };
     if arguments.next() == Some(b"worker") {
         return false;
     }
     let name = match fs_err::read_link(proc(pid, "exe")) {
-        Ok(executable) if std::env::current_exe().is_ok_and(|own| own == executable) => return true,
-        Ok(executable) => executable.file_name().map(|name| name.to_string_lossy().into_owned()),
+        Ok(executable) if std::env::current_exe().is_ok_and(|own| own == executable) => {
+            return true;
+        }
+        Ok(executable) => executable
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned()),
         // Another user's process: only its command line is open to us.
-        Err(_) => String::from_utf8_lossy(first).rsplit('/').next().map(str::to_owned),
+        Err(_) => String::from_utf8_lossy(first)
+            .rsplit('/')
+            .next()
+            .map(str::to_owned),
     };
     // The kernel marks an executable that was replaced since.
     name.is_some_and(|name| name.trim_end_matches(" (deleted)") == "torchserve")
@@ -239,6 +278,7 @@ fn say(line: std::fmt::Arguments<'_>) {
     let _closed = writeln!(io::stdout(), "{line}");
 }
 
-fn complain(error: &anyhow::Error) {
-    let _closed = writeln!(io::stderr(), "torchserve: {error:#}");
+/// A line for people.
+fn hint(line: std::fmt::Arguments<'_>) {
+    let _closed = writeln!(io::stderr(), "torchserve: {line}");
 }

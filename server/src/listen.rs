@@ -34,17 +34,32 @@ impl Listeners {
     /// # Errors
     /// `Failed to bind to address: …`.
     pub(crate) fn bind(http: &Http) -> anyhow::Result<Self> {
-        let inference = Surface { inference: true, ..Surface::NONE };
-        let management = Surface { management: true, ..Surface::NONE };
-        let metrics = Surface { metrics: true, ..Surface::NONE };
+        let inference = Surface {
+            inference: true,
+            ..Surface::NONE
+        };
+        let management = Surface {
+            management: true,
+            ..Surface::NONE
+        };
+        let metrics = Surface {
+            metrics: true,
+            ..Surface::NONE
+        };
         // Two free ports are two listeners, although they are written alike.
         let shared = http.inference == http.management && http.inference.port != 0;
         let mut all = if shared {
-            let everything =
-                Surface { inference: true, management: true, metrics: http.metrics.is_some() };
+            let everything = Surface {
+                inference: true,
+                management: true,
+                metrics: http.metrics.is_some(),
+            };
             vec![bind(&http.inference, everything)?]
         } else {
-            vec![bind(&http.inference, inference)?, bind(&http.management, management)?]
+            vec![
+                bind(&http.inference, inference)?,
+                bind(&http.management, management)?,
+            ]
         };
         if let Some(address) = &http.metrics {
             all.push(bind(address, metrics)?);
@@ -54,7 +69,11 @@ impl Listeners {
 
     fn serving(&self, api: impl Fn(&Surface) -> bool) -> Option<SocketAddr> {
         // The metrics listener of its own comes last, and is what scrapers are told.
-        let listener = self.all.iter().rev().find(|listener| api(&listener.surface));
+        let listener = self
+            .all
+            .iter()
+            .rev()
+            .find(|listener| api(&listener.surface));
         listener.map(|listener| listener.address)
     }
 
@@ -90,5 +109,9 @@ fn bind(address: &Address, surface: Surface) -> anyhow::Result<Listener> {
     rustix::net::listen(&socket, BACKLOG).with_context(failed)?;
     socket.set_nonblocking(true).with_context(failed)?;
     let address = socket.local_addr().with_context(failed)?;
-    Ok(Listener { socket, address, surface })
+    Ok(Listener {
+        socket,
+        address,
+        surface,
+    })
 }

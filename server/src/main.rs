@@ -33,7 +33,10 @@ use clap::Parser as _;
 fn main() -> ExitCode {
     // A host is this executable too, and nothing of a server may exist in it: no runtime, no
     // threads, no log.
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == "worker") {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|argument| argument == "worker")
+    {
         return ts_host::run();
     }
     launch::run(&cli::Options::parse())

@@ -58,7 +58,10 @@ pub(crate) async fn shut_down(
         if answered && finished {
             tracing::info!("every accepted request was answered");
         } else {
-            tracing::warn!("requests were still in work after {} s and were given up", limit.as_secs());
+            tracing::warn!(
+                "requests were still in work after {} s and were given up",
+                limit.as_secs()
+            );
         }
     };
     tokio::select! {

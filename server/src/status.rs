@@ -40,7 +40,9 @@ pub(crate) fn torchserve(class: ErrorClass) -> TorchServe {
         }
         ErrorClass::HandlerStatus(code) => {
             // Below 200 it would announce another response instead of being one.
-            let sendable = StatusCode::from_u16(code).ok().filter(|status| status.as_u16() >= 200);
+            let sendable = StatusCode::from_u16(code)
+                .ok()
+                .filter(|status| status.as_u16() >= 200);
             (sendable.unwrap_or(S::INTERNAL_SERVER_ERROR), OURS)
         }
         ErrorClass::HandlerFailed => (S::SERVICE_UNAVAILABLE, OURS),
@@ -63,13 +65,33 @@ mod tests {
     #[test]
     fn the_rows_are_those_of_the_contract() {
         let rows = [
-            (ErrorClass::InvalidRequest(Invalid::Request), 400, "BadRequestException"),
-            (ErrorClass::InvalidRequest(Invalid::Download), 400, "DownloadArchiveException"),
+            (
+                ErrorClass::InvalidRequest(Invalid::Request),
+                400,
+                "BadRequestException",
+            ),
+            (
+                ErrorClass::InvalidRequest(Invalid::Download),
+                400,
+                "DownloadArchiveException",
+            ),
             (ErrorClass::Unauthenticated, 400, "InvalidKeyException"),
             (ErrorClass::Forbidden, 403, "InvalidModelVersionException"),
-            (ErrorClass::NotFound(Subject::Route), 404, "ResourceNotFoundException"),
-            (ErrorClass::NotFound(Subject::Model), 404, "ModelNotFoundException"),
-            (ErrorClass::NotFound(Subject::Version), 404, "ModelVersionNotFoundException"),
+            (
+                ErrorClass::NotFound(Subject::Route),
+                404,
+                "ResourceNotFoundException",
+            ),
+            (
+                ErrorClass::NotFound(Subject::Model),
+                404,
+                "ModelNotFoundException",
+            ),
+            (
+                ErrorClass::NotFound(Subject::Version),
+                404,
+                "ModelVersionNotFoundException",
+            ),
             (ErrorClass::NotAllowed, 405, "MethodNotAllowedException"),
             (ErrorClass::CleanupTimeout, 408, "RequestTimeoutException"),
             (ErrorClass::Conflict, 409, "ConflictStatusException"),

@@ -42,7 +42,11 @@ impl WorkDir {
             .mode(0o700)
             .create(&path)
             .with_context(|| format!("`{}` cannot be made", path.display()))?;
-        Ok(Self { path, lock_path, _lock: lock })
+        Ok(Self {
+            path,
+            lock_path,
+            _lock: lock,
+        })
     }
 
     /// The folder.
@@ -65,7 +69,9 @@ fn folder_of(lock_path: &Path) -> PathBuf {
 
 /// Removes what servers left here that no longer live. Returns how many there were.
 pub(crate) fn sweep(temp: &Path) -> usize {
-    let Ok(entries) = fs::read_dir(temp) else { return 0 };
+    let Ok(entries) = fs::read_dir(temp) else {
+        return 0;
+    };
     let mut swept = 0;
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -75,7 +81,9 @@ pub(crate) fn sweep(temp: &Path) -> usize {
         }
         let lock_path = entry.path();
         // Another user's lock cannot be opened, a living server's cannot be taken.
-        let Ok(lock) = fs::File::open(&lock_path) else { continue };
+        let Ok(lock) = fs::File::open(&lock_path) else {
+            continue;
+        };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }

@@ -28,7 +28,10 @@ impl Guard {
         action: Action,
         authorization: impl FnOnce() -> Option<&'h str>,
     ) -> Result<(), Denied> {
-        let rules = Rules { model_api: self.model_api, tokens: self.tokens.is_some() };
+        let rules = Rules {
+            model_api: self.model_api,
+            tokens: self.tokens.is_some(),
+        };
         let bearer = match &self.tokens {
             Some(tokens) => tokens.bearer(authorization()),
             None => Bearer::Nobody,
@@ -46,6 +49,8 @@ impl Guard {
     /// # Errors
     /// The key file cannot be written.
     pub(crate) fn renew(&self, kind: TokenKind) -> std::io::Result<()> {
-        self.tokens.as_ref().map_or(Ok(()), |tokens| tokens.renew(kind))
+        self.tokens
+            .as_ref()
+            .map_or(Ok(()), |tokens| tokens.renew(kind))
     }
 }

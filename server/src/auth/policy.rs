@@ -75,19 +75,29 @@ mod tests {
 
     #[test]
     fn only_changing_models_needs_the_model_api() {
-        let rules = Rules { model_api: false, tokens: false };
+        let rules = Rules {
+            model_api: false,
+            tokens: false,
+        };
         for action in ACTIONS {
             let expected = match action {
                 Action::ChangeModels => Err(Denied::SwitchedOff),
                 _ => Ok(()),
             };
-            assert_eq!(decide(action, rules, Bearer::Nobody), expected, "{action:?}");
+            assert_eq!(
+                decide(action, rules, Bearer::Nobody),
+                expected,
+                "{action:?}"
+            );
         }
     }
 
     #[test]
     fn each_action_takes_its_own_kind_of_token_only() {
-        let rules = Rules { model_api: true, tokens: true };
+        let rules = Rules {
+            model_api: true,
+            tokens: true,
+        };
         let kinds = [TokenKind::Inference, TokenKind::Management, TokenKind::Api];
         for action in ACTIONS {
             let good: Vec<_> = kinds

@@ -62,7 +62,11 @@ impl Tokens {
             management: Token::fresh(lifetime)?,
             api: random_text()?,
         };
-        let tokens = Self { lifetime, file, current: Mutex::new(current) };
+        let tokens = Self {
+            lifetime,
+            file,
+            current: Mutex::new(current),
+        };
         tokens.write(&tokens.current.lock())?;
         Ok(tokens)
     }
@@ -113,9 +117,7 @@ impl Tokens {
     }
 
     fn write(&self, current: &Current) -> std::io::Result<()> {
-        let expiring = |token: &Token| {
-            serde_json::json!({"key": token.text, "expiration time": iso(token.expires)})
-        };
+        let expiring = |token: &Token| serde_json::json!({"key": token.text, "expiration time": iso(token.expires)});
         let text = serde_json::to_string_pretty(&serde_json::json!({
             "management": expiring(&current.management),
             "inference": expiring(&current.inference),
@@ -123,7 +125,9 @@ impl Tokens {
         }))?;
         // Written beside and renamed: a reader never sees half a file, and whoever holds an older
         // one open cannot read the new tokens.
-        let beside = self.file.with_extension(format!("{}.tmp", std::process::id()));
+        let beside = self
+            .file
+            .with_extension(format!("{}.tmp", std::process::id()));
         let _leftover = fs_err::remove_file(&beside);
         let mut file = std::fs::OpenOptions::new()
             .write(true)
@@ -141,7 +145,10 @@ impl Token {
         let expires = SystemTime::now()
             .checked_add(lifetime)
             .unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799));
-        Ok(Self { text: random_text()?, expires })
+        Ok(Self {
+            text: random_text()?,
+            expires,
+        })
     }
 }
 
@@ -152,13 +159,19 @@ fn random_text() -> std::io::Result<String> {
 }
 
 fn iso(time: SystemTime) -> String {
-    jiff::Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default()
+    jiff::Timestamp::try_from(time)
+        .map(|time| time.to_string())
+        .unwrap_or_default()
 }
 
 /// Compares in a time that does not depend on where the texts differ.
 fn equal(given: &str, expected: &str) -> bool {
     given.len() == expected.len()
-        && given.bytes().zip(expected.bytes()).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+        && given
+            .bytes()
+            .zip(expected.bytes())
+            .fold(0, |diff, (a, b)| diff | (a ^ b))
+            == 0
 }
 
 #[cfg(test)]
@@ -182,7 +195,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(KEY_FILE);
         let tokens = Tokens::create(file.clone(), Duration::from_secs(60)).unwrap();
-        assert_eq!(fs_err::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs_err::metadata(&file).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let kinds = [
             ("inference", TokenKind::Inference),
             ("management", TokenKind::Management),
@@ -216,6 +232,9 @@ mod tests {
         let file = folder.path().join(KEY_FILE);
         let tokens = Tokens::create(file.clone(), Duration::ZERO).unwrap();
         assert_eq!(bearer(&tokens, &told(&file, "inference")), Bearer::Nobody);
-        assert_eq!(bearer(&tokens, &told(&file, "API")), Bearer::Of(TokenKind::Api));
+        assert_eq!(
+            bearer(&tokens, &told(&file, "API")),
+            Bearer::Of(TokenKind::Api)
+        );
     }
 }

@@ -34,18 +34,27 @@ pub(crate) async fn collect(
     mut payload: web::Payload,
     limits: Limits,
 ) -> Result<Bytes, RestError> {
-    let announced = request.headers().get(CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+    let announced = request
+        .headers()
+        .get(CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok());
     // Whoever announces more than a number can hold announces more than the limit.
     let announced = announced.map(|text| text.parse::<usize>().unwrap_or(usize::MAX));
-    let too_large = || RestError::TooLarge { limit: limits.bytes };
+    let too_large = || RestError::TooLarge {
+        limit: limits.bytes,
+    };
     if announced.is_some_and(|bytes| bytes > limits.bytes) {
         return Err(too_large());
     }
-    let Some(first) = next(&mut payload).await? else { return Ok(Bytes::new()) };
+    let Some(first) = next(&mut payload).await? else {
+        return Ok(Bytes::new());
+    };
     if first.len() > limits.bytes {
         return Err(too_large());
     }
-    let Some(second) = next(&mut payload).await? else { return Ok(first) };
+    let Some(second) = next(&mut payload).await? else {
+        return Ok(first);
+    };
     let expected = announced.unwrap_or(0).min(TRUSTED_BYTES);
     let mut body = BytesMut::with_capacity(expected.max(first.len() + second.len()));
     body.extend_from_slice(&first);
@@ -64,14 +73,22 @@ async fn next(payload: &mut web::Payload) -> Result<Option<Bytes>, RestError> {
     match tokio::time::timeout(STALL_LIMIT, payload.next()).await {
         Ok(None) => Ok(None),
         Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
-        Ok(Some(Err(error))) => Err(RestError::BrokenBody { reason: error.to_string() }),
-        Err(_) => Err(RestError::StalledBody { seconds: STALL_LIMIT.as_secs() }),
+        Ok(Some(Err(error))) => Err(RestError::BrokenBody {
+            reason: error.to_string(),
+        }),
+        Err(_) => Err(RestError::StalledBody {
+            seconds: STALL_LIMIT.as_secs(),
+        }),
     }
 }
 
 /// The media type as sent, or nothing.
 pub(crate) fn content_type(request: &HttpRequest) -> &str {
-    request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    request
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
 }
 
 /// Splits a body into fields. Only forms have names; anything else is the one field `body`.
@@ -90,18 +107,30 @@ pub(crate) async fn parts(
         let fields = form_urlencoded::parse(&body);
         let mut parts = Vec::new();
         for (name, value) in fields {
-            add(&mut parts, limits, text_part(name.into_owned(), value.into_owned()))?;
+            add(
+                &mut parts,
+                limits,
+                text_part(name.into_owned(), value.into_owned()),
+            )?;
         }
         Ok(parts)
     } else {
         let content_type = content_type.to_owned();
-        Ok(vec![Part { name: "body".to_owned(), content_type, value: body }])
+        Ok(vec![Part {
+            name: "body".to_owned(),
+            content_type,
+            value: body,
+        }])
     }
 }
 
 /// A field that is plain text in a form or a query: without a type, so handlers get its bytes.
 pub(crate) fn text_part(name: String, value: String) -> Part {
-    Part { name, content_type: String::new(), value: Bytes::from(value) }
+    Part {
+        name,
+        content_type: String::new(),
+        value: Bytes::from(value),
+    }
 }
 
 async fn multipart(
@@ -109,7 +138,9 @@ async fn multipart(
     body: Bytes,
     limits: Limits,
 ) -> Result<Vec<Part>, RestError> {
-    let bad = |error: multer::Error| RestError::BadForm { reason: error.to_string() };
+    let bad = |error: multer::Error| RestError::BadForm {
+        reason: error.to_string(),
+    };
     let boundary = multer::parse_boundary(content_type).map_err(bad)?;
     let whole = stream::iter([Ok::<_, std::convert::Infallible>(body)]);
     let mut form = multer::Multipart::new(whole, boundary);
@@ -123,12 +154,21 @@ async fn multipart(
         // The file's name says nothing: it is neither looked at nor kept.
         let content_type = match field.file_name() {
             None => String::new(),
-            Some(_) => field
-                .content_type()
-                .map_or_else(|| "application/octet-stream".to_owned(), ToString::to_string),
+            Some(_) => field.content_type().map_or_else(
+                || "application/octet-stream".to_owned(),
+                ToString::to_string,
+            ),
         };
         let value = field.bytes().await.map_err(bad)?;
-        add(&mut parts, limits, Part { name, content_type, value })?;
+        add(
+            &mut parts,
+            limits,
+            Part {
+                name,
+                content_type,
+                value,
+            },
+        )?;
     }
     Ok(parts)
 }
@@ -136,12 +176,17 @@ async fn multipart(
 /// Adds a field; of several with one name the last counts, as in TorchServe.
 fn add(parts: &mut Vec<Part>, limits: Limits, part: Part) -> Result<(), RestError> {
     if let Some(earlier) = parts.iter_mut().find(|earlier| earlier.name == part.name) {
-        tracing::warn!(field = part.name, "a form has this field more than once; the last counts");
+        tracing::warn!(
+            field = part.name,
+            "a form has this field more than once; the last counts"
+        );
         *earlier = part;
         return Ok(());
     }
     if parts.len() == limits.parts {
-        return Err(RestError::TooManyParts { limit: limits.parts });
+        return Err(RestError::TooManyParts {
+            limit: limits.parts,
+        });
     }
     parts.push(part);
     Ok(())

@@ -76,10 +76,17 @@ async fn answer(
     let encoded = request.uri().path();
     let path = percent_decode_str(encoded)
         .decode_utf8()
-        .map_err(|_| RestError::PathNotText { path: encoded.to_owned() })?;
+        .map_err(|_| RestError::PathNotText {
+            path: encoded.to_owned(),
+        })?;
     let surface = edge.surface(request.app_config().local_addr());
     let route = routes::find(surface, request.method(), &path)?;
-    let authorization = || request.headers().get(AUTHORIZATION).and_then(|v| v.to_str().ok());
+    let authorization = || {
+        request
+            .headers()
+            .get(AUTHORIZATION)
+            .and_then(|v| v.to_str().ok())
+    };
     edge.guard.check(route.action(), authorization)?;
     torchserve::answer(edge, request, payload, id, route).await
 }

@@ -13,7 +13,11 @@ pub(crate) struct Parameters(Vec<(String, String)>);
 impl Parameters {
     /// Reads a query string.
     pub(crate) fn of_query(query: &str) -> Self {
-        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
+        Self(
+            form_urlencoded::parse(query.as_bytes())
+                .into_owned()
+                .collect(),
+        )
     }
 
     /// Reads a JSON object, or what people write for one: single quotes, bare keys. Numbers and
@@ -35,28 +39,38 @@ impl Parameters {
             serde_json::Value::String(text) => Some(text),
             other => Some(other.to_string()),
         };
-        let named = members.into_iter().filter_map(|(name, value)| Some((name, text(value)?)));
+        let named = members
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, text(value)?)));
         Ok(Self(named.collect()))
     }
 
     /// The text of a parameter.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .find(|(given, _)| given == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// Every value of a parameter.
     pub(crate) fn all<'p>(&'p self, name: &'p str) -> impl Iterator<Item = &'p str> {
-        self.0.iter().filter(move |(given, _)| given == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .filter(move |(given, _)| given == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// A whole number; what is none counts as absent.
     pub(crate) fn number(&self, name: &str) -> Option<i64> {
-        self.get(name).and_then(|text| i64::from_str(text.trim()).ok())
+        self.get(name)
+            .and_then(|text| i64::from_str(text.trim()).ok())
     }
 
     /// Whether a parameter says `true`; what is absent counts as `default`.
     pub(crate) fn flag(&self, name: &str, default: bool) -> bool {
-        self.get(name).map_or(default, |text| text.eq_ignore_ascii_case("true"))
+        self.get(name)
+            .map_or(default, |text| text.eq_ignore_ascii_case("true"))
     }
 
     /// Warns of parameters that nothing reads.

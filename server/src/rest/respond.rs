@@ -33,7 +33,9 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
     // Our own types: their keys are text and their maps finite, so this does not fail.
     let mut body = serde_json::to_vec_pretty(value).unwrap_or_default();
     body.push(b'\n');
-    HttpResponse::build(status).content_type("application/json").body(body)
+    HttpResponse::build(status)
+        .content_type("application/json")
+        .body(body)
 }
 
 /// `{"status": …}`.
@@ -56,11 +58,15 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
     let class = error.class();
     log(error, class, id);
     let row = status::torchserve(class);
-    if class == ErrorClass::TooLarge && matches!(error, RestError::TooLarge { .. }) {
+    if matches!(error, RestError::TooLarge { .. }) {
         return HttpResponse::new(row.status);
     }
     let message = error.to_string();
-    let body = Body { code: row.status.as_u16(), r#type: row.kind, message };
+    let body = Body {
+        code: row.status.as_u16(),
+        r#type: row.kind,
+        message,
+    };
     let mut response = json(row.status, &body);
     if let RestError::Serving(ServingError::Refused { reason, .. }) = error {
         let headers = response.headers_mut();
@@ -74,6 +80,9 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
 fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
     let causes = || with_causes(error);
     match class {
+        _ if matches!(error, RestError::NegativeWorkers { .. }) => {
+            tracing::debug!(request = %id, "{error}");
+        }
         ErrorClass::Internal => tracing::error!(request = %id, "{}", causes()),
         ErrorClass::WorkerLost
         | ErrorClass::WorkerStart
@@ -88,7 +97,9 @@ fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
 /// # Errors
 /// A status that no response can have.
 pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
-    let bad_status = || RestError::BadStatus { status: reply.status };
+    let bad_status = || RestError::BadStatus {
+        status: reply.status,
+    };
     let status = StatusCode::from_u16(reply.status).map_err(|_| bad_status())?;
     if status.is_informational() {
         return Err(bad_status());
@@ -98,7 +109,10 @@ pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
     response.head_mut().reason = Some(phrase(&reply.reason));
     let headers = response.headers_mut();
     for (name, value) in &reply.headers {
-        let parsed = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value));
+        let parsed = (
+            HeaderName::from_bytes(name.as_bytes()),
+            HeaderValue::from_str(value),
+        );
         let (Ok(name), Ok(value)) = parsed else {
             tracing::debug!(header = ?name, "a handler set a header that cannot be sent");
             continue;
@@ -155,9 +169,21 @@ mod tests {
 
     use super::*;
 
-    fn replied(status: u16, reason: &str, headers: &[(&str, &str)]) -> Result<HttpResponse, RestError> {
-        let headers = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        reply(Reply { status, reason: reason.to_owned(), headers, body: Bytes::from_static(b"x") })
+    fn replied(
+        status: u16,
+        reason: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<HttpResponse, RestError> {
+        let headers = headers
+            .iter()
+            .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
+            .collect();
+        reply(Reply {
+            status,
+            reason: reason.to_owned(),
+            headers,
+            body: Bytes::from_static(b"x"),
+        })
     }
 
     fn body(response: HttpResponse) -> String {
@@ -188,14 +214,24 @@ mod tests {
             .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
             .collect();
         sent.sort();
-        assert_eq!(sent, ["content-type: text/html", "set-cookie: a=1", "set-cookie: b=2"]);
+        assert_eq!(
+            sent,
+            [
+                "content-type: text/html",
+                "set-cookie: a=1",
+                "set-cookie: b=2"
+            ]
+        );
         assert_eq!(response.head().reason(), "");
     }
 
     #[test]
     fn a_handler_chooses_status_and_phrase() {
         let response = replied(599, "Custom", &[]).unwrap();
-        assert_eq!((response.status().as_u16(), response.head().reason()), (599, "Custom"));
+        assert_eq!(
+            (response.status().as_u16(), response.head().reason()),
+            (599, "Custom")
+        );
         assert_eq!(replied(200, "", &[]).unwrap().head().reason(), "");
         for impossible in [0, 99, 100, 101, 1000] {
             let error = replied(impossible, "", &[]).unwrap_err();
@@ -207,12 +243,18 @@ mod tests {
     #[test]
     fn failures_have_the_known_body() {
         let response = failure(&RestError::NoSuchRoute, &RequestId::random());
-        assert_eq!(response.headers().get(CONTENT_TYPE).unwrap(), "application/json");
+        assert_eq!(
+            response.headers().get(CONTENT_TYPE).unwrap(),
+            "application/json"
+        );
         let expected = "{\n  \"code\": 404,\n  \"type\": \"ResourceNotFoundException\",\n  \
              \"message\": \"Requested resource is not found, please refer to API document.\"\n}\n";
         assert_eq!(body(response), expected);
         let response = failure(&RestError::TooLarge { limit: 1 }, &RequestId::random());
-        assert_eq!((response.status().as_u16(), body(response)), (413, String::new()));
+        assert_eq!(
+            (response.status().as_u16(), body(response)),
+            (413, String::new())
+        );
     }
 
     #[test]
@@ -225,6 +267,9 @@ mod tests {
         let response = failure(&error.into(), &RequestId::random());
         assert_eq!(response.status().as_u16(), 503);
         assert_eq!(response.headers().get(RETRY_AFTER).unwrap(), "1");
-        assert_eq!(response.headers().get("x-refusal-reason").unwrap(), "queue-full");
+        assert_eq!(
+            response.headers().get("x-refusal-reason").unwrap(),
+            "queue-full"
+        );
     }
 }

@@ -18,7 +18,11 @@ pub(crate) struct Surface {
 
 impl Surface {
     /// Nothing.
-    pub(crate) const NONE: Self = Self { inference: false, management: false, metrics: false };
+    pub(crate) const NONE: Self = Self {
+        inference: false,
+        management: false,
+        metrics: false,
+    };
 }
 
 /// An explanation or an answer, and where the model's name comes from.
@@ -136,14 +140,24 @@ pub(crate) fn find<'p>(
     if surface.metrics && (path == "metrics" || path.starts_with("metrics/")) {
         return Ok(Route::Metrics);
     }
-    if path.is_empty() { Err(RestError::NotAllowed) } else { Err(RestError::NoSuchRoute) }
+    if path.is_empty() {
+        Err(RestError::NotAllowed)
+    } else {
+        Err(RestError::NoSuchRoute)
+    }
 }
 
 /// Inference does not look at the method.
 fn inference(path: &str) -> Option<Route<'_>> {
     let mut segments = path.splitn(4, '/');
     let [first, model, version, rest] = std::array::from_fn(|_| segments.next());
-    let predict = |version, told| Route::Predict(Predict { model, version, told });
+    let predict = |version, told| {
+        Route::Predict(Predict {
+            model,
+            version,
+            told,
+        })
+    };
     match (first?, model, version, rest) {
         ("ping", None, ..) => Some(Route::Ping),
         (first @ ("predictions" | "explanations"), Some(_), version, rest) => {
@@ -158,7 +172,11 @@ fn inference(path: &str) -> Option<Route<'_>> {
         // Multi Model Server's paths have the model in front.
         (name, Some("predict"), None, None) | (name, Some(_), Some("predict"), None) => {
             let version = model.filter(|_| version.is_some());
-            Some(Route::Predict(Predict { model: Some(name), version, told: Told::QueryFields }))
+            Some(Route::Predict(Predict {
+                model: Some(name),
+                version,
+                told: Told::QueryFields,
+            }))
         }
         _ => None,
     }
@@ -200,18 +218,31 @@ fn management<'p>(method: &Method, path: &'p str) -> Option<Result<Route<'p>, Re
 mod tests {
     use super::*;
 
-    const INFERENCE: Surface = Surface { inference: true, ..Surface::NONE };
-    const MANAGEMENT: Surface = Surface { management: true, ..Surface::NONE };
-    const METRICS: Surface = Surface { metrics: true, ..Surface::NONE };
-    const ALL: Surface = Surface { inference: true, management: true, metrics: true };
+    const INFERENCE: Surface = Surface {
+        inference: true,
+        ..Surface::NONE
+    };
+    const MANAGEMENT: Surface = Surface {
+        management: true,
+        ..Surface::NONE
+    };
+    const METRICS: Surface = Surface {
+        metrics: true,
+        ..Surface::NONE
+    };
+    const ALL: Surface = Surface {
+        inference: true,
+        management: true,
+        metrics: true,
+    };
 
-    fn predict<'p>(
-        path: &'p str,
-    ) -> (Option<&'p str>, Option<&'p str>, &'p str, bool) {
+    fn predict<'p>(path: &'p str) -> (Option<&'p str>, Option<&'p str>, &'p str, bool) {
         match find(INFERENCE, &Method::GET, path).unwrap() {
-            Route::Predict(Predict { model, version, told: Told::Route { url_path, explain } }) => {
-                (model, version, url_path, explain)
-            }
+            Route::Predict(Predict {
+                model,
+                version,
+                told: Told::Route { url_path, explain },
+            }) => (model, version, url_path, explain),
             other => panic!("{path} is {other:?}"),
         }
     }
@@ -219,7 +250,10 @@ mod tests {
     #[test]
     fn predictions_name_model_version_and_rest() {
         assert_eq!(predict("/predictions/m"), (Some("m"), None, "", false));
-        assert_eq!(predict("/predictions/m/1.0/"), (Some("m"), Some("1.0"), "", false));
+        assert_eq!(
+            predict("/predictions/m/1.0/"),
+            (Some("m"), Some("1.0"), "", false)
+        );
         let rest = "/explanations/m/1.0/v1/chat//x";
         assert_eq!(predict(rest), (Some("m"), Some("1.0"), "v1/chat//x", true));
         assert!(find(INFERENCE, &Method::GET, "/predictions/").is_err());
@@ -233,8 +267,16 @@ mod tests {
             ("/m/predict", Some("m"), None),
             ("/m/1.0/predict", Some("m"), Some("1.0")),
         ] {
-            let expected = Route::Predict(Predict { model, version, told: Told::QueryFields });
-            assert_eq!(find(INFERENCE, &Method::POST, path).unwrap(), expected, "{path}");
+            let expected = Route::Predict(Predict {
+                model,
+                version,
+                told: Told::QueryFields,
+            });
+            assert_eq!(
+                find(INFERENCE, &Method::POST, path).unwrap(),
+                expected,
+                "{path}"
+            );
         }
     }
 
@@ -243,10 +285,38 @@ mod tests {
         let rows = [
             (Method::GET, "/models/", Route::List),
             (Method::POST, "/models", Route::Register),
-            (Method::GET, "/models/m/all", Route::Describe { model: "m", version: Some("all") }),
-            (Method::PUT, "/models/m", Route::Scale { model: "m", version: None }),
-            (Method::DELETE, "/models/m/1/", Route::Unregister { model: "m", version: Some("1") }),
-            (Method::PUT, "/models/m/1/set-default", Route::SetDefault { model: "m", version: "1" }),
+            (
+                Method::GET,
+                "/models/m/all",
+                Route::Describe {
+                    model: "m",
+                    version: Some("all"),
+                },
+            ),
+            (
+                Method::PUT,
+                "/models/m",
+                Route::Scale {
+                    model: "m",
+                    version: None,
+                },
+            ),
+            (
+                Method::DELETE,
+                "/models/m/1/",
+                Route::Unregister {
+                    model: "m",
+                    version: Some("1"),
+                },
+            ),
+            (
+                Method::PUT,
+                "/models/m/1/set-default",
+                Route::SetDefault {
+                    model: "m",
+                    version: "1",
+                },
+            ),
             (Method::GET, "/v1/models/m", Route::Ready { model: "m" }),
         ];
         for (method, path, route) in rows {
@@ -258,14 +328,18 @@ mod tests {
 
     #[test]
     fn wrong_methods_and_paths_are_told_apart() {
-        let not_allowed = |method, path| {
-            matches!(find(MANAGEMENT, &method, path), Err(RestError::NotAllowed))
-        };
+        let not_allowed =
+            |method, path| matches!(find(MANAGEMENT, &method, path), Err(RestError::NotAllowed));
         assert!(not_allowed(Method::PATCH, "/models"));
         assert!(not_allowed(Method::POST, "/models/m"));
         assert!(not_allowed(Method::GET, "/models/m/1/set-default"));
         assert!(not_allowed(Method::GET, "/"));
-        for path in ["/models/m/1/other", "/models/m/1/set-default/x", "/ping", "/x/y/z/set-default"] {
+        for path in [
+            "/models/m/1/other",
+            "/models/m/1/set-default/x",
+            "/ping",
+            "/x/y/z/set-default",
+        ] {
             let found = find(MANAGEMENT, &Method::PUT, path);
             assert!(matches!(found, Err(RestError::NoSuchRoute)), "{path}");
         }
@@ -273,7 +347,10 @@ mod tests {
 
     #[test]
     fn metrics_stand_on_their_own_listener_and_on_one_of_all() {
-        assert_eq!(find(METRICS, &Method::POST, "/metrics/x").unwrap(), Route::Metrics);
+        assert_eq!(
+            find(METRICS, &Method::POST, "/metrics/x").unwrap(),
+            Route::Metrics
+        );
         assert_eq!(find(ALL, &Method::GET, "/metrics").unwrap(), Route::Metrics);
         assert!(find(METRICS, &Method::GET, "/metricsx").is_err());
         assert!(find(MANAGEMENT, &Method::GET, "/metrics").is_err());

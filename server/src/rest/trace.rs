@@ -3,10 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
 use actix_web::http::{ConnectionType, StatusCode};
-use actix_web::http::header::{
-    CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA,
-};
 use actix_web::{HttpRequest, HttpResponse};
 use ts_types::RequestId;
 
@@ -33,7 +31,10 @@ impl Traffic {
     /// `cors` are the `Access-Control-*` headers, checked by the settings.
     pub(crate) fn new(counts: ResponseCounts, cors: &[(&'static str, String)]) -> Self {
         let header = |(name, value): &(&'static str, String)| {
-            Some((HeaderName::from_static(name), HeaderValue::from_str(value).ok()?))
+            Some((
+                HeaderName::from_static(name),
+                HeaderValue::from_str(value).ok()?,
+            ))
         };
         Self {
             counts,
@@ -46,7 +47,10 @@ impl Traffic {
     /// Takes a request in.
     pub(crate) fn enter(&self) -> Passage<'_> {
         self.in_work.fetch_add(1, Ordering::AcqRel);
-        Passage { traffic: self, started: Instant::now() }
+        Passage {
+            traffic: self,
+            started: Instant::now(),
+        }
     }
 
     /// From here on every response ends its connection.
@@ -100,7 +104,9 @@ impl Passage<'_> {
             }
         }
         if status.as_u16() >= 400 || self.traffic.stopping.load(Ordering::Acquire) {
-            response.head_mut().set_connection_type(ConnectionType::Close);
+            response
+                .head_mut()
+                .set_connection_type(ConnectionType::Close);
         }
         self.traffic.counts.count(status);
         self.log(request, status);

@@ -78,9 +78,15 @@ pub(crate) enum SettingsError {
 }
 
 fn from(variable: &Option<&'static str>) -> String {
-    variable.map(|name| format!(" (from {name})")).unwrap_or_default()
+    variable
+        .map(|name| format!(" (from {name})"))
+        .unwrap_or_default()
 }
 
 fn from_origin(origin: &str) -> String {
-    if origin.starts_with("--") { String::new() } else { format!(" ({origin})") }
+    if origin.starts_with("--") {
+        String::new()
+    } else {
+        format!(" ({origin})")
+    }
 }

@@ -32,7 +32,10 @@ impl StartupModels {
         if text.trim().eq_ignore_ascii_case("ALL") {
             return Self::All;
         }
-        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        let items = text
+            .split(',')
+            .map(str::trim)
+            .filter(|item| !item.is_empty());
         Self::Listed(items.map(StartupModel::parse).collect())
     }
 
@@ -47,7 +50,9 @@ impl StartupModels {
                 let mut names = Vec::new();
                 for entry in fs_err::read_dir(store)? {
                     let entry = entry?;
-                    let Ok(name) = entry.file_name().into_string() else { continue };
+                    let Ok(name) = entry.file_name().into_string() else {
+                        continue;
+                    };
                     let archive = [".mar", ".model", ".tar.gz"];
                     let loadable = archive.iter().any(|ending| name.ends_with(ending))
                         || entry.path().is_dir();
@@ -56,7 +61,10 @@ impl StartupModels {
                     }
                 }
                 names.sort_unstable();
-                Ok(names.into_iter().map(|url| StartupModel { name: None, url }).collect())
+                Ok(names
+                    .into_iter()
+                    .map(|url| StartupModel { name: None, url })
+                    .collect())
             }
         }
     }
@@ -65,9 +73,18 @@ impl StartupModels {
 impl StartupModel {
     fn parse(item: &str) -> Self {
         // A URL without a name may have a `=` of its own, in its query.
-        match item.split_once('=').filter(|(name, _)| !name.contains(['/', ':'])) {
-            Some((name, url)) => Self { name: Some(name.to_owned()), url: url.to_owned() },
-            None => Self { name: None, url: item.to_owned() },
+        match item
+            .split_once('=')
+            .filter(|(name, _)| !name.contains(['/', ':']))
+        {
+            Some((name, url)) => Self {
+                name: Some(name.to_owned()),
+                url: url.to_owned(),
+            },
+            None => Self {
+                name: None,
+                url: item.to_owned(),
+            },
         }
     }
 }
@@ -121,9 +138,10 @@ mod tests {
     fn listed(text: &str) -> Vec<(Option<String>, String)> {
         match StartupModels::parse(text) {
             StartupModels::All => panic!("`{text}` was read as ALL"),
-            StartupModels::Listed(models) => {
-                models.into_iter().map(|model| (model.name, model.url)).collect()
-            }
+            StartupModels::Listed(models) => models
+                .into_iter()
+                .map(|model| (model.name, model.url))
+                .collect(),
         }
     }
 
@@ -131,9 +149,15 @@ mod tests {
     fn names_archives_and_urls_are_told_apart() {
         let named = |name: &str, url: &str| (Some(name.to_owned()), url.to_owned());
         let plain = |url: &str| (None, url.to_owned());
-        assert_eq!(listed("a.mar,b=c.mar"), [plain("a.mar"), named("b", "c.mar")]);
+        assert_eq!(
+            listed("a.mar,b=c.mar"),
+            [plain("a.mar"), named("b", "c.mar")]
+        );
         assert_eq!(listed("a.mar, b.mar,,"), [plain("a.mar"), plain("b.mar")]);
-        assert_eq!(listed("https://h/x.mar?k=v"), [plain("https://h/x.mar?k=v")]);
+        assert_eq!(
+            listed("https://h/x.mar?k=v"),
+            [plain("https://h/x.mar?k=v")]
+        );
         assert_eq!(listed("n=https://h/x?k=v"), [named("n", "https://h/x?k=v")]);
         assert_eq!(listed("none"), [plain("none")]);
         assert_eq!(listed(""), []);

@@ -37,7 +37,11 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, String> {
         let line = line.map_err(|error| error.to_string())?;
         let number = line.line_number();
         if let LineContent::KVPair(key, value) = line.consume_content() {
-            entries.push(Entry { line: number, key, value });
+            entries.push(Entry {
+                line: number,
+                key,
+                value,
+            });
         }
     }
     Ok(entries)
@@ -54,7 +58,9 @@ pub(crate) fn substitute(
     let mut result = String::with_capacity(value.len());
     let mut rest = value;
     while let Some((before, after)) = rest.split_once("$$") {
-        let Some((name, after)) = after.split_once("$$") else { break };
+        let Some((name, after)) = after.split_once("$$") else {
+            break;
+        };
         result.push_str(before);
         result.push_str(&variable(name).ok_or_else(|| name.to_owned())?);
         rest = after;
@@ -68,15 +74,29 @@ mod tests {
     use super::*;
 
     fn pairs(text: &str) -> Vec<(String, String)> {
-        parse(text).unwrap().into_iter().map(|entry| (entry.key, entry.value)).collect()
+        parse(text)
+            .unwrap()
+            .into_iter()
+            .map(|entry| (entry.key, entry.value))
+            .collect()
     }
 
     #[test]
     fn the_forms_of_java_are_read() {
-        let text = "# comment\n! too\r\na=1\nb : two words  \r\nc 3\nd=x\\\n   y\ne=\\u00fc ü\n\nf\n";
-        let expected = [("a", "1"), ("b", "two words  "), ("c", "3"), ("d", "xy"), ("e", "ü ü"), ("f", "")];
-        let expected: Vec<_> =
-            expected.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let text =
+            "# comment\n! too\r\na=1\nb : two words  \r\nc 3\nd=x\\\n   y\ne=\\u00fc ü\n\nf\n";
+        let expected = [
+            ("a", "1"),
+            ("b", "two words  "),
+            ("c", "3"),
+            ("d", "xy"),
+            ("e", "ü ü"),
+            ("f", ""),
+        ];
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
         assert_eq!(pairs(text), expected);
     }
 

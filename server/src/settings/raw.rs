@@ -57,7 +57,10 @@ pub(crate) struct Key {
     /// Default as it would be written; empty means unset.
     pub(crate) default: &'static str,
     /// What it does, in one or two sentences.
-    #[cfg_attr(not(test), expect(dead_code, reason = "read by the test that keeps the page"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "read by the test that keeps the page")
+    )]
     pub(crate) doc: &'static str,
     /// An environment variable may replace it.
     pub(crate) from_environment: bool,
@@ -118,11 +121,19 @@ const fn count(min: u64, max: u64) -> Kind {
 }
 
 const fn seconds(min: u64) -> Kind {
-    Kind::Whole { unit: "seconds", min, max: 2_147_483 }
+    Kind::Whole {
+        unit: "seconds",
+        min,
+        max: 2_147_483,
+    }
 }
 
 const fn bytes(min: u64) -> Kind {
-    Kind::Whole { unit: "bytes", min, max: 1 << 50 }
+    Kind::Whole {
+        unit: "bytes",
+        min,
+        max: 1 << 50,
+    }
 }
 
 const NO_GRPC: &str = "gRPC is not served yet";
@@ -270,7 +281,9 @@ impl Raw {
             .iter()
             .map(|(name, origin)| match nearest(name, names()) {
                 Some(near) => {
-                    format!("unknown setting `{name}` ({origin}) is ignored. Did you mean `{near}`?")
+                    format!(
+                        "unknown setting `{name}` ({origin}) is ignored. Did you mean `{near}`?"
+                    )
                 }
                 None => format!("unknown setting `{name}` ({origin}) is ignored"),
             })

@@ -9,7 +9,10 @@ use super::{Environment, Machine, load, resolve};
 use crate::cli::Options;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
 }
 
 fn type_of(kind: Kind) -> String {
@@ -59,8 +62,13 @@ fn example() -> String {
         let _infallible = write!(text, "\n# --- {title}\n");
         for key in keys {
             let default = key.default.replace('\\', "\\\\");
-            let _infallible =
-                write!(text, "\n# {} ({})\n#{}={default}\n", key.doc, type_of(key.kind), key.name);
+            let _infallible = write!(
+                text,
+                "\n# {} ({})\n#{}={default}\n",
+                key.doc,
+                type_of(key.kind),
+                key.name
+            );
         }
     }
     text
@@ -95,8 +103,11 @@ fn page() -> String {
                 Effect::None(why) => format!("{} None: {why}.", cell(key.doc)),
             };
             let kind = cell(&type_of(key.kind));
-            let _infallible =
-                writeln!(text, "| `{}` | {kind} | {default} | {variable} | {effect} |", key.name);
+            let _infallible = writeln!(
+                text,
+                "| `{}` | {kind} | {default} | {variable} | {effect} |",
+                key.name
+            );
         }
     }
     text
@@ -148,6 +159,9 @@ fn the_example_file_says_what_holds_without_it() {
     for key in KEYS.iter().filter(|key| key.name != "model_store") {
         assert_eq!(raw.values[key.name].text, key.default, "{}", key.name);
     }
-    let machine = Machine { cores: 1, executable: PathBuf::from("/torchserve") };
+    let machine = Machine {
+        cores: 1,
+        executable: PathBuf::from("/torchserve"),
+    };
     resolve(&raw, &machine).unwrap();
 }

@@ -91,13 +91,20 @@ impl Reader<'_> {
     fn written(&mut self, name: &'static str) -> Written {
         #[cfg(test)]
         self.asked.insert(name);
-        let absent = || Written { text: String::new(), origin: DEFAULT.to_owned() };
+        let absent = || Written {
+            text: String::new(),
+            origin: DEFAULT.to_owned(),
+        };
         self.raw.values.get(name).cloned().unwrap_or_else(absent)
     }
 
     fn fault(&mut self, name: &'static str, written: &Written, reason: impl Into<String>) {
         let origin = written.origin.clone();
-        self.faults.push(SettingsError::Value { key: name, reason: reason.into(), origin });
+        self.faults.push(SettingsError::Value {
+            key: name,
+            reason: reason.into(),
+            origin,
+        });
     }
 
     /// The value that `read` makes of the text, or the fault and the type's own default, which
@@ -132,15 +139,23 @@ impl Reader<'_> {
     fn whole(&mut self, name: &'static str) -> u64 {
         let Some(Kind::Whole { unit, min, max }) = find(name).map(|key| key.kind) else {
             let written = self.written(name);
-            self.fault(name, &written, "it is not in the table of settings as a whole number");
+            self.fault(
+                name,
+                &written,
+                "it is not in the table of settings as a whole number",
+            );
             return 0;
         };
         self.value(name, |text| {
-            let of = if unit.is_empty() { String::new() } else { format!(" of {unit}") };
+            let of = if unit.is_empty() {
+                String::new()
+            } else {
+                format!(" of {unit}")
+            };
             let number = u64::from_str(text.trim()).ok();
-            number.filter(|number| (min..=max).contains(number)).ok_or_else(|| {
-                format!("`{text}` is not a whole number{of} from {min} to {max}")
-            })
+            number
+                .filter(|number| (min..=max).contains(number))
+                .ok_or_else(|| format!("`{text}` is not a whole number{of} from {min} to {max}"))
         })
     }
 
@@ -155,7 +170,9 @@ impl Reader<'_> {
 
     fn minutes(&mut self, name: &'static str) -> Duration {
         self.value(name, |text| {
-            let above_zero = f64::from_str(text.trim()).ok().filter(|number| *number > 0.0);
+            let above_zero = f64::from_str(text.trim())
+                .ok()
+                .filter(|number| *number > 0.0);
             above_zero
                 .and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok())
                 .ok_or_else(|| format!("`{text}` is not a number of minutes above zero"))
@@ -171,7 +188,9 @@ impl Reader<'_> {
     }
 
     fn address(&mut self, name: &'static str, default_port: u16) -> Option<Address> {
-        self.value(name, |text| Address::parse(text.trim(), default_port).map(Some))
+        self.value(name, |text| {
+            Address::parse(text.trim(), default_port).map(Some)
+        })
     }
 
     fn patterns(&mut self, name: &'static str) -> RegexSet {
@@ -247,7 +266,10 @@ pub(crate) fn resolve(raw: &Raw, machine: &Machine) -> Result<Settings, Vec<Sett
 
 fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     // These two are obeyed where the layers are made.
-    let _obeyed = (reader.flag("enable_envvars_config"), reader.flag("use_env_allowed_urls"));
+    let _obeyed = (
+        reader.flag("enable_envvars_config"),
+        reader.flag("use_env_allowed_urls"),
+    );
     let model_store = reader.store("model_store", "model-store");
     reader.store("workflow_store", "workflow-store");
     if model_store.is_none() {
@@ -278,7 +300,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         executable: machine.executable.clone(),
         python: reader.text("python").map(PathBuf::from),
         cores: machine.cores,
-        service_envelope: reader.choice("service_envelope", &["body", "json", "kserve", "kservev2"]),
+        service_envelope: reader
+            .choice("service_envelope", &["body", "json", "kserve", "kservev2"]),
         decode_input_request: reader.flag("decode_input_request"),
         limit_max_image_pixels: reader.flag("limit_max_image_pixels"),
         max_response_bytes: reader.whole("max_response_size"),
@@ -321,7 +344,11 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
     let inference = reader.address("inference_address", 80);
     let management = reader.address("management_address", 8081);
     let metrics = reader.address("metrics_address", 8082);
-    let metrics = if reader.flag("enable_metrics_api") { Some(metrics?) } else { None };
+    let metrics = if reader.flag("enable_metrics_api") {
+        Some(metrics?)
+    } else {
+        None
+    };
     let threads = match reader.size("number_of_netty_threads") {
         0 => cores,
         threads => threads,
@@ -384,18 +411,36 @@ mod tests {
     }
 
     fn resolved(pairs: &[(&str, &str)]) -> Result<Settings, Vec<SettingsError>> {
-        resolve(&raw(pairs), &Machine { cores: 3, executable: PathBuf::from("/torchserve") })
+        resolve(
+            &raw(pairs),
+            &Machine {
+                cores: 3,
+                executable: PathBuf::from("/torchserve"),
+            },
+        )
     }
 
     fn raw(pairs: &[(&str, &str)]) -> Raw {
         let mut raw = Raw::default();
         for key in KEYS {
-            let written = Written { text: key.default.to_owned(), origin: DEFAULT.to_owned() };
+            let written = Written {
+                text: key.default.to_owned(),
+                origin: DEFAULT.to_owned(),
+            };
             raw.values.insert(key.name, written);
         }
-        raw.values.insert("model_store", Written { text: "/".to_owned(), origin: "test".to_owned() });
+        raw.values.insert(
+            "model_store",
+            Written {
+                text: "/".to_owned(),
+                origin: "test".to_owned(),
+            },
+        );
         for (name, text) in pairs {
-            let written = Written { text: (*text).to_owned(), origin: "test".to_owned() };
+            let written = Written {
+                text: (*text).to_owned(),
+                origin: "test".to_owned(),
+            };
             raw.values.insert(find(name).unwrap().name, written);
         }
         raw
@@ -416,25 +461,33 @@ mod tests {
 
     #[test]
     fn all_faults_are_told_at_once_with_their_origin() {
-        let faults = resolved(
-            &[
-                ("model_store", "/no such folder"),
-                ("job_queue_size", "0"),
-                ("max_request_size", "6e6"),
-                ("allowed_urls", "("),
-                ("enable_model_api", "yes"),
-                ("management_address", "https://h"),
-                ("worker_isolation", "fork"),
-                ("models", "{"),
-                ("log_filter", "=="),
-                ("token_expiration_min", "-1"),
-            ],
-        )
+        let faults = resolved(&[
+            ("model_store", "/no such folder"),
+            ("job_queue_size", "0"),
+            ("max_request_size", "6e6"),
+            ("allowed_urls", "("),
+            ("enable_model_api", "yes"),
+            ("management_address", "https://h"),
+            ("worker_isolation", "fork"),
+            ("models", "{"),
+            ("log_filter", "=="),
+            ("token_expiration_min", "-1"),
+        ])
         .unwrap_err();
         assert_eq!(faults.len(), 10, "{faults:#?}");
-        let text = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-        assert!(text.contains("--model-store directory not found: /no such folder"), "{text}");
-        assert!(text.contains("`0` is not a whole number from 1 to 10000000 (test)"), "{text}");
+        let text = faults
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("\n");
+        assert!(
+            text.contains("--model-store directory not found: /no such folder"),
+            "{text}"
+        );
+        assert!(
+            text.contains("`0` is not a whole number from 1 to 10000000 (test)"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -447,7 +500,10 @@ mod tests {
     fn the_metrics_api_needs_an_address_of_its_own() {
         let clash = [("metrics_address", "http://127.0.0.1:8081")];
         let faults = resolved(&clash).unwrap_err();
-        assert!(faults[0].to_string().contains("metrics_address"), "{faults:?}");
+        assert!(
+            faults[0].to_string().contains("metrics_address"),
+            "{faults:?}"
+        );
         assert!(resolved(&[clash[0], ("enable_metrics_api", "false")]).is_ok());
     }
 

@@ -31,9 +31,10 @@ impl Environment {
     /// Where Python's `tempfile` would put files: the pid file lies there.
     pub(crate) fn shared_temp_dir(&self) -> PathBuf {
         let names = ["TMPDIR", "TEMP", "TMP"];
-        let usable = names.iter().filter_map(|name| self.get(name)).find(|dir| {
-            !dir.is_empty() && Path::new(dir).is_dir()
-        });
+        let usable = names
+            .iter()
+            .filter_map(|name| self.get(name))
+            .find(|dir| !dir.is_empty() && Path::new(dir).is_dir());
         PathBuf::from(usable.unwrap_or("/tmp"))
     }
 
@@ -44,7 +45,9 @@ impl Environment {
     pub(crate) fn temp_dir(&self) -> Result<PathBuf, SettingsError> {
         match self.get("TEMP").filter(|dir| !dir.is_empty()) {
             Some(dir) if Path::new(dir).is_dir() => Ok(PathBuf::from(dir)),
-            Some(dir) => Err(SettingsError::NoTempDir { path: dir.to_owned() }),
+            Some(dir) => Err(SettingsError::NoTempDir {
+                path: dir.to_owned(),
+            }),
             None => Ok(self.shared_temp_dir()),
         }
     }
@@ -53,7 +56,12 @@ impl Environment {
 #[cfg(test)]
 impl<const N: usize> From<[(&str, &str); N]> for Environment {
     fn from(pairs: [(&str, &str); N]) -> Self {
-        Self(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+        Self(
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+        )
     }
 }
 
@@ -63,7 +71,13 @@ struct Layer(Vec<(&'static str, Written)>);
 
 impl Layer {
     fn set(&mut self, key: &'static str, text: impl Into<String>, origin: impl Into<String>) {
-        self.0.push((key, Written { text: text.into(), origin: origin.into() }));
+        self.0.push((
+            key,
+            Written {
+                text: text.into(),
+                origin: origin.into(),
+            },
+        ));
     }
 
     fn is_on(&self, key: &str) -> bool {
@@ -79,7 +93,10 @@ impl Source for Layer {
 
     fn collect(&self) -> Result<Map<String, Value>, ConfigError> {
         let value = |(key, written): &(&str, Written)| {
-            ((*key).to_owned(), Value::new(Some(&written.origin), written.text.clone()))
+            (
+                (*key).to_owned(),
+                Value::new(Some(&written.origin), written.text.clone()),
+            )
         };
         Ok(self.0.iter().map(value).collect())
     }
@@ -97,9 +114,10 @@ fn config_file(
         .or_else(|| options.ts_config.clone().map(|path| (path, None)));
     match named {
         Some((path, _)) if path.is_file() => Ok(Some((path, None))),
-        Some((path, named_by)) => {
-            Err(SettingsError::NoConfigFile { path: path.display().to_string(), named_by })
-        }
+        Some((path, named_by)) => Err(SettingsError::NoConfigFile {
+            path: path.display().to_string(),
+            named_by,
+        }),
         None => {
             let here = PathBuf::from("config.properties");
             Ok(here.is_file().then_some((here, None)))
@@ -121,18 +139,28 @@ fn read_file(
     let entries = match entries {
         Ok(entries) => entries,
         Err(reason) => {
-            faults.push(SettingsError::Unreadable { path: shown, reason });
+            faults.push(SettingsError::Unreadable {
+                path: shown,
+                reason,
+            });
             return layer;
         }
     };
     for entry in entries {
         let origin = format!("{shown} line {}", entry.line);
         let variable = |name: &str| environment.get(name).map(str::to_owned);
-        match (find(&entry.key), properties::substitute(&entry.value, variable)) {
+        match (
+            find(&entry.key),
+            properties::substitute(&entry.value, variable),
+        ) {
             (Some(key), Ok(text)) => layer.set(key.name, text, origin),
             (None, Ok(_)) => unknown.push((entry.key, origin)),
             (_, Err(variable)) => {
-                faults.push(SettingsError::NoVariable { variable, key: entry.key, origin });
+                faults.push(SettingsError::NoVariable {
+                    variable,
+                    key: entry.key,
+                    origin,
+                });
             }
         }
     }
@@ -143,8 +171,16 @@ fn command_line(options: &Options) -> Layer {
     let mut layer = Layer::default();
     let paths = [
         ("model_store", "--model-store", &options.model_store),
-        ("workflow_store", "--workflow-store", &options.workflow_store),
-        ("cpp_log_config", "--cpp-log-config", &options.cpp_log_config),
+        (
+            "workflow_store",
+            "--workflow-store",
+            &options.workflow_store,
+        ),
+        (
+            "cpp_log_config",
+            "--cpp-log-config",
+            &options.cpp_log_config,
+        ),
     ];
     for (key, option, value) in paths {
         if let Some(path) = value {
@@ -155,7 +191,11 @@ fn command_line(options: &Options) -> Layer {
         layer.set("load_models", options.models.join(","), "--models");
     }
     if options.disable_token_auth {
-        layer.set("disable_token_authorization", "true", "--disable-token-auth");
+        layer.set(
+            "disable_token_authorization",
+            "true",
+            "--disable-token-auth",
+        );
     }
     if options.enable_model_api {
         layer.set("enable_model_api", "true", "--enable-model-api");
@@ -216,10 +256,16 @@ pub(crate) fn load(
         Ok(layered) => layered,
         Err(error) => {
             let path = "the layers of settings".to_owned();
-            return Err(vec![SettingsError::Unreadable { path, reason: error.to_string() }]);
+            return Err(vec![SettingsError::Unreadable {
+                path,
+                reason: error.to_string(),
+            }]);
         }
     };
-    let mut raw = Raw { unknown, ..Raw::default() };
+    let mut raw = Raw {
+        unknown,
+        ..Raw::default()
+    };
     for (name, value) in layered {
         let Some(key) = find(&name) else { continue };
         let origin = value.origin().unwrap_or(DEFAULT).to_owned();

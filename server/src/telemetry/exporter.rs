@@ -8,8 +8,9 @@ use metrics::{Counter, Unit, counter, describe_counter};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 /// The buckets of every histogram.
-const BUCKETS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+const BUCKETS: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+];
 
 /// Gives the metrics as text.
 #[derive(Clone)]
@@ -21,7 +22,11 @@ impl Exporter {
     /// # Errors
     /// There is a recorder already.
     pub(crate) fn install() -> anyhow::Result<Self> {
-        Ok(Self(PrometheusBuilder::new().set_buckets(BUCKETS)?.install_recorder()?))
+        Ok(Self(
+            PrometheusBuilder::new()
+                .set_buckets(BUCKETS)?
+                .install_recorder()?,
+        ))
     }
 
     /// The metrics, or those samples that are named.
@@ -53,7 +58,9 @@ fn as_torchserve(text: &str, names: &HashSet<&str>) -> String {
             heading.push('\n');
             continue;
         }
-        let Some((series, value)) = line.rsplit_once(' ') else { continue };
+        let Some((series, value)) = line.rsplit_once(' ') else {
+            continue;
+        };
         let name = series.split('{').next().unwrap_or(series);
         if !names.is_empty() && !names.contains(name) {
             continue;
@@ -69,7 +76,10 @@ fn as_torchserve(text: &str, names: &HashSet<&str>) -> String {
         }
         result.push(' ');
         result.push_str(value);
-        if value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-') {
+        if value
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'-')
+        {
             result.push_str(".0");
         }
         result.push('\n');
@@ -79,7 +89,10 @@ fn as_torchserve(text: &str, names: &HashSet<&str>) -> String {
 
 /// Name of this machine, a label of every metric of the server as a whole.
 pub(super) fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Counts responses by the class of their status.

@@ -24,6 +24,10 @@ const GATHER: Duration = Duration::from_millis(10);
 /// Bytes kept for a reader that does not read; what comes on top is dropped, and counted.
 const MOST_WAITING: usize = 8 << 20;
 
+/// What the HTTP library says of itself: a client's malformed request is no error of ours. The
+/// operator's filter comes after it and may ask for more.
+const LIBRARIES: &str = "actix_http=warn,actix_http::h1::dispatcher=off,actix_server=warn";
+
 /// An error and its causes on one line.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -65,9 +69,12 @@ impl Log {
         let writer = std::thread::Builder::new()
             .name("log-writer".to_owned())
             .spawn(move || write_all(&own, &mut io::stdout()))?;
-        let log = Self { shared: Arc::clone(&shared), writer: Some(writer) };
+        let log = Self {
+            shared: Arc::clone(&shared),
+            writer: Some(writer),
+        };
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::try_new(filter)?)
+            .with_env_filter(EnvFilter::try_new(format!("{LIBRARIES},{filter}"))?)
             .event_format(Layout)
             .with_writer(Lines(shared))
             .finish();
@@ -127,7 +134,10 @@ fn write_all(shared: &Shared, output: &mut impl Write) {
         // A log that nobody can read any more must not end the server.
         let _unreadable = output.write_all(&taken).and_then(|()| {
             if dropped > 0 {
-                writeln!(output, "{dropped} log lines were dropped: nobody read them in time")?;
+                writeln!(
+                    output,
+                    "{dropped} log lines were dropped: nobody read them in time"
+                )?;
             }
             output.flush()
         });
@@ -189,7 +199,10 @@ where
         let thread = thread.name().unwrap_or("unnamed");
         let (level, target) = (metadata.level().as_str(), metadata.target());
         write!(writer, " [{level:<5}] {thread} {target} - ")?;
-        let mut fields = Fields { message: String::new(), others: String::new() };
+        let mut fields = Fields {
+            message: String::new(),
+            others: String::new(),
+        };
         event.record(&mut fields);
         writeln!(writer, "{}{}", fields.message, fields.others)
     }
@@ -249,7 +262,11 @@ mod tests {
             tracing::info!(target: "ACCESS_LOG", request = 7, "a {}", "b");
         });
         let line = String::from_utf8(shared.waiting.lock().bytes.clone()).unwrap();
-        let pattern = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} \[INFO \] \S+ ACCESS_LOG - a b request=7\n$";
-        assert!(regex::Regex::new(pattern).unwrap().is_match(&line), "{line}");
+        let pattern =
+            r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} \[INFO \] \S+ ACCESS_LOG - a b request=7\n$";
+        assert!(
+            regex::Regex::new(pattern).unwrap().is_match(&line),
+            "{line}"
+        );
     }
 }

@@ -34,11 +34,18 @@ pub(crate) fn collect_host_metrics(
             }
             exporter.upkeep();
             let until = next.saturating_duration_since(Instant::now());
-            std::thread::sleep(if until.is_zero() { UPKEEP } else { until.min(UPKEEP) });
+            std::thread::sleep(if until.is_zero() {
+                UPKEEP
+            } else {
+                until.min(UPKEEP)
+            });
         }
     };
     // It holds nothing that would have to be given back, so it ends with the process.
-    std::thread::Builder::new().name("host-metrics".to_owned()).spawn(work).map(drop)
+    std::thread::Builder::new()
+        .name("host-metrics".to_owned())
+        .spawn(work)
+        .map(drop)
 }
 
 fn told<T>(outcome: Result<T, sysinfo::Error>) -> Option<T> {
@@ -91,7 +98,10 @@ impl Host {
         self.memory_available.set(scaled(available, 20));
         self.memory_utilization.set(share(used, total));
         let disks = Disks::new_with_refreshed_list()?;
-        if let Some(root) = disks.iter().find(|disk| disk.mount_point() == Path::new("/")) {
+        if let Some(root) = disks
+            .iter()
+            .find(|disk| disk.mount_point() == Path::new("/"))
+        {
             let (total, available) = (root.total_space(), root.available_space());
             let used = total.saturating_sub(available);
             self.disk_usage.set(scaled(used, 30));
@@ -102,14 +112,24 @@ impl Host {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a gauge needs no more than its 53 bits")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a gauge needs no more than its 53 bits"
+)]
 fn scaled(bytes: u64, shift: u32) -> f64 {
     bytes as f64 / (1_u64 << shift) as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a gauge needs no more than its 53 bits")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a gauge needs no more than its 53 bits"
+)]
 fn share(used: u64, total: u64) -> f64 {
-    if total == 0 { 0.0 } else { (used as f64 * 1000.0 / total as f64).round() / 10.0 }
+    if total == 0 {
+        0.0
+    } else {
+        (used as f64 * 1000.0 / total as f64).round() / 10.0
+    }
 }
 
 #[cfg(test)]

@@ -3,13 +3,20 @@ use actix_web::test::TestRequest;
 
 use super::*;
 
-const LIMITS: Limits = Limits { bytes: 100, parts: 3 };
+const LIMITS: Limits = Limits {
+    bytes: 100,
+    parts: 3,
+};
 
 fn split(content_type: &str, body: &str) -> Result<Vec<(String, String, String)>, RestError> {
     let body = Bytes::from(body.to_owned());
-    let parts = futures_util::FutureExt::now_or_never(parts(content_type, body, LIMITS)).unwrap()?;
+    let parts =
+        futures_util::FutureExt::now_or_never(parts(content_type, body, LIMITS)).unwrap()?;
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
-    Ok(parts.iter().map(|p| (p.name.clone(), p.content_type.clone(), text(&p.value))).collect())
+    Ok(parts
+        .iter()
+        .map(|p| (p.name.clone(), p.content_type.clone(), text(&p.value)))
+        .collect())
 }
 
 fn part(name: &str, content_type: &str, value: &str) -> (String, String, String) {
@@ -27,7 +34,10 @@ fn form(fields: &[(&str, &str)]) -> String {
 #[test]
 fn what_is_no_form_is_one_field() {
     for content_type in ["", "application/json; charset=utf-8", "text/plain"] {
-        assert_eq!(split(content_type, "{}").unwrap(), [part("body", content_type, "{}")]);
+        assert_eq!(
+            split(content_type, "{}").unwrap(),
+            [part("body", content_type, "{}")]
+        );
     }
 }
 
@@ -42,7 +52,10 @@ fn a_urlencoded_form_is_decoded_and_untyped() {
 fn files_have_a_type_and_plain_fields_have_none() {
     let body = form(&[
         (r#"name="file"; filename="../../x.png""#, "1"),
-        ("name=\"json\"; filename=\"a\"\r\nContent-Type: application/json", "{}"),
+        (
+            "name=\"json\"; filename=\"a\"\r\nContent-Type: application/json",
+            "{}",
+        ),
         ("name=\"plain\"\r\nContent-Type: text/plain", "x"),
     ]);
     let expected = [
@@ -50,7 +63,10 @@ fn files_have_a_type_and_plain_fields_have_none() {
         part("json", "application/json", "{}"),
         part("plain", "", "x"),
     ];
-    assert_eq!(split("multipart/form-data; boundary=b", &body).unwrap(), expected);
+    assert_eq!(
+        split("multipart/form-data; boundary=b", &body).unwrap(),
+        expected
+    );
 }
 
 #[test]
@@ -66,24 +82,35 @@ fn forms_that_cannot_be_read_are_refused() {
     let cases = [
         ("multipart/form-data", "x"),
         ("multipart/form-data; boundary=b", "no boundary"),
-        ("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=a\r\n\r\n1"),
+        (
+            "multipart/form-data; boundary=b",
+            "--b\r\nContent-Disposition: form-data; name=a\r\n\r\n1",
+        ),
         ("multipart/form-data; boundary=b", &nameless),
     ];
     for (content_type, body) in cases {
         let error = split(content_type, body).unwrap_err();
-        assert!(matches!(error, RestError::BadForm { .. }), "{body}: {error:?}");
+        assert!(
+            matches!(error, RestError::BadForm { .. }),
+            "{body}: {error:?}"
+        );
     }
 }
 
 #[test]
 fn more_fields_than_allowed_are_refused() {
     let error = split("application/x-www-form-urlencoded", "a=&b=&c=&d=").unwrap_err();
-    assert!(matches!(error, RestError::TooManyParts { limit: 3 }), "{error:?}");
+    assert!(
+        matches!(error, RestError::TooManyParts { limit: 3 }),
+        "{error:?}"
+    );
 }
 
 async fn collected(request: TestRequest) -> Result<Bytes, RestError> {
     let (request, mut payload) = request.to_http_parts();
-    let payload = web::Payload::from_request(&request, &mut payload).await.unwrap();
+    let payload = web::Payload::from_request(&request, &mut payload)
+        .await
+        .unwrap();
     collect(&request, payload, LIMITS).await
 }
 
@@ -92,10 +119,16 @@ async fn the_limit_holds_for_what_arrives_and_for_what_is_announced() {
     let exact = collected(TestRequest::post().set_payload(vec![1; 100])).await;
     assert_eq!(exact.unwrap().len(), 100);
     let over = TestRequest::post().set_payload(vec![1; 101]);
-    assert!(matches!(collected(over).await, Err(RestError::TooLarge { limit: 100 })));
+    assert!(matches!(
+        collected(over).await,
+        Err(RestError::TooLarge { limit: 100 })
+    ));
     for announced in ["101", "3221225472", "99999999999999999999", "-1"] {
         let request = TestRequest::post().insert_header((CONTENT_LENGTH, announced));
-        assert!(matches!(collected(request).await, Err(RestError::TooLarge { .. })), "{announced}");
+        assert!(
+            matches!(collected(request).await, Err(RestError::TooLarge { .. })),
+            "{announced}"
+        );
     }
     assert!(collected(TestRequest::get()).await.unwrap().is_empty());
 }

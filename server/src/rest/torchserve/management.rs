@@ -34,7 +34,11 @@ async fn run<T: Send + 'static>(
     edge: &Edge,
     change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
 ) -> Result<T, RestError> {
-    let outcome = edge.runtime.spawn(change).await.map_err(RestError::Unfinished)?;
+    let outcome = edge
+        .runtime
+        .spawn(change)
+        .await
+        .map_err(RestError::Unfinished)?;
     Ok(outcome?)
 }
 
@@ -54,11 +58,17 @@ pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
         models: Vec<Entry>,
     }
     let query = query(request, &["limit", "next_page_token"]);
-    let limit = query.number("limit").filter(|limit| (0..=PAGE).contains(limit)).unwrap_or(PAGE);
+    let limit = query
+        .number("limit")
+        .filter(|limit| (0..=PAGE).contains(limit))
+        .unwrap_or(PAGE);
     let start = query.number("next_page_token").unwrap_or(0).max(0);
     let size = |number| usize::try_from(number).unwrap_or(usize::MAX);
     let page = edge.management.list(size(start), size(limit));
-    let entry = |(model_name, model_url)| Entry { model_name, model_url };
+    let entry = |(model_name, model_url)| Entry {
+        model_name,
+        model_url,
+    };
     respond::json(
         StatusCode::OK,
         &Page {
@@ -74,7 +84,11 @@ pub(super) async fn register(
     request: &HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, RestError> {
-    let content_type = body::content_type(request).split(';').next().unwrap_or_default().trim();
+    let content_type = body::content_type(request)
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim();
     let parameters = if content_type.eq_ignore_ascii_case("application/json") {
         Parameters::of_json(&body::collect(request, payload, edge.limits).await?)?
     } else {
@@ -116,16 +130,29 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
         "synchronous",
         "url",
     ]);
-    let url = parameters.get("url").ok_or(RestError::MissingParameter { name: "url" })?;
+    let url = parameters
+        .get("url")
+        .ok_or(RestError::MissingParameter { name: "url" })?;
     if url.is_empty() {
         return Err(ServingError::EmptyUrl.into());
     }
-    let text = |name| parameters.get(name).filter(|text| !text.is_empty()).map(str::to_owned);
+    let text = |name| {
+        parameters
+            .get(name)
+            .filter(|text| !text.is_empty())
+            .map(str::to_owned)
+    };
     let runtime = parameters.get("runtime").map(|name| {
-        name.parse::<Runtime>().map_err(|_| RestError::BadRuntime { value: name.to_owned() })
+        name.parse::<Runtime>().map_err(|_| RestError::BadRuntime {
+            value: name.to_owned(),
+        })
     });
     // Below zero means the default: TorchServe uses -1 for it.
-    let unsigned = |name| parameters.number(name).and_then(|number| u64::try_from(number).ok());
+    let unsigned = |name| {
+        parameters
+            .number(name)
+            .and_then(|number| u64::try_from(number).ok())
+    };
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     Ok(Registration {
         url: url.to_owned(),
@@ -153,10 +180,20 @@ pub(super) async fn scale(
 ) -> Result<HttpResponse, RestError> {
     let query = query(
         request,
-        &["max_worker", "min_worker", "model_version", "number_gpu", "synchronous", "timeout"],
+        &[
+            "max_worker",
+            "min_worker",
+            "model_version",
+            "number_gpu",
+            "synchronous",
+            "timeout",
+        ],
     );
     let model = ModelName::new(model)?;
-    let version = version.or_else(|| query.get("model_version")).map(Version::new).transpose()?;
+    let version = version
+        .or_else(|| query.get("model_version"))
+        .map(Version::new)
+        .transpose()?;
     let scaling = scaling(&query)?;
     let management = edge.management.clone();
     let (name, which) = (model.clone(), version.clone());
@@ -164,7 +201,9 @@ pub(super) async fn scale(
     Ok(match run(edge, change).await? {
         Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
         Scaled::Done => {
-            let of = version.map(|version| format!(", version: {version}")).unwrap_or_default();
+            let of = version
+                .map(|version| format!(", version: {version}"))
+                .unwrap_or_default();
             let min = scaling.min_workers;
             let text = format!("Workers scaled to {min} for model: {model}{of}");
             respond::status_line(StatusCode::OK, &text)
@@ -194,7 +233,8 @@ pub(super) fn set_default(
 ) -> Result<HttpResponse, RestError> {
     let (model, version) = (ModelName::new(model)?, Version::new(version)?);
     edge.management.set_default(&model, &version)?;
-    let text = format!("Default version successfully updated for model \"{model}\" to \"{version}\"");
+    let text =
+        format!("Default version successfully updated for model \"{model}\" to \"{version}\"");
     Ok(respond::status_line(StatusCode::OK, &text))
 }
 
@@ -208,8 +248,14 @@ pub(super) async fn unregister(
     let version = version.map(Version::new).transpose()?;
     let management = edge.management.clone();
     let name = model.clone();
-    run(edge, async move { management.unregister(&name, version.as_ref()).await }).await?;
-    Ok(respond::status_line(StatusCode::OK, &format!("Model \"{model}\" unregistered")))
+    run(edge, async move {
+        management.unregister(&name, version.as_ref()).await
+    })
+    .await?;
+    Ok(respond::status_line(
+        StatusCode::OK,
+        &format!("Model \"{model}\" unregistered"),
+    ))
 }
 
 /// GET `/v1/models/{m}`.
@@ -274,7 +320,9 @@ pub(super) async fn describe(
     let body = respond::json(StatusCode::OK, &described).into_body();
     let mut response = respond::reply(reply)?;
     let json = actix_web::http::header::HeaderValue::from_static("application/json");
-    response.headers_mut().insert(actix_web::http::header::CONTENT_TYPE, json);
+    response
+        .headers_mut()
+        .insert(actix_web::http::header::CONTENT_TYPE, json);
     Ok(response.set_body(body))
 }
 
@@ -285,8 +333,11 @@ async fn own_description(
     model: ModelName,
     version: Option<Version>,
 ) -> Result<ts_types::Reply, RestError> {
-    let empty =
-        Part { name: "body".to_owned(), content_type: String::new(), value: Bytes::new() };
+    let empty = Part {
+        name: "body".to_owned(),
+        content_type: String::new(),
+        value: Bytes::new(),
+    };
     let request = InferRequest {
         id: id.clone(),
         model: model.clone(),
@@ -295,11 +346,14 @@ async fn own_description(
         parts: vec![empty],
         headers: vec![("describe".to_owned(), "True".to_owned())],
     };
-    edge.inference.infer(request).await.map_err(|error| match error {
-        ServingError::Refused { .. } => ServingError::NoWorkerToDescribe { model }.into(),
-        lost if lost.class() == ErrorClass::WorkerLost => RestError::NotDescribed(lost),
-        other => other.into(),
-    })
+    edge.inference
+        .infer(request)
+        .await
+        .map_err(|error| match error {
+            ServingError::Refused { .. } => ServingError::NoWorkerToDescribe { model }.into(),
+            lost if lost.class() == ErrorClass::WorkerLost => RestError::NotDescribed(lost),
+            other => other.into(),
+        })
 }
 
 /// A model version in the order of members that TorchServe has. What this server does not have is
@@ -380,7 +434,10 @@ impl Described {
             client_timeout_in_mills: limits.client_timeout.unwrap_or_default().as_millis(),
             parallel_type: "",
             parallel_level: 1,
-            device_type: version.device_type.map(ts_types::DeviceType::as_str).unwrap_or_default(),
+            device_type: version
+                .device_type
+                .map(ts_types::DeviceType::as_str)
+                .unwrap_or_default(),
             device_ids: version.device_ids.clone(),
             continuous_batching: false,
             use_job_ticket: false,
@@ -411,7 +468,9 @@ impl DescribedWorker {
             memory_usage: worker.memory_bytes,
             pid: worker.pid.unwrap_or_default(),
             gpu: worker.gpu_id.is_some(),
-            gpu_usage: worker.gpu_id.map_or_else(|| "N/A".to_owned(), |id| format!("gpuId::{id}")),
+            gpu_usage: worker
+                .gpu_id
+                .map_or_else(|| "N/A".to_owned(), |id| format!("gpuId::{id}")),
             last_failure: worker.last_failure.clone(),
         }
     }
@@ -428,7 +487,10 @@ mod tests {
         let read = registration(&Parameters::of_query(query)).unwrap();
         assert_eq!((read.batch_size, read.max_batch_delay), (None, None));
         assert_eq!((read.initial_workers, read.synchronous), (Some(0), false));
-        assert_eq!((read.response_timeout, read.startup_timeout), (None, Some(Duration::ZERO)));
+        assert_eq!(
+            (read.response_timeout, read.startup_timeout),
+            (None, Some(Duration::ZERO))
+        );
         assert_eq!(read.model_name, None);
         let read = registration(&Parameters::of_query("url=x.mar")).unwrap();
         assert_eq!((read.initial_workers, read.synchronous), (None, true));
@@ -452,9 +514,15 @@ mod tests {
         assert_eq!(bounds("min_worker=0"), (0, 0));
         for range in ["max_worker=0", "max_worker=-1", "min_worker=2&max_worker=1"] {
             let error = read(range).unwrap_err();
-            assert_eq!(error.to_string(), "max_worker cannot be less than min_worker.");
+            assert_eq!(
+                error.to_string(),
+                "max_worker cannot be less than min_worker."
+            );
         }
-        assert!(matches!(read("min_worker=-1"), Err(RestError::NegativeWorkers { value: -1 })));
+        assert!(matches!(
+            read("min_worker=-1"),
+            Err(RestError::NegativeWorkers { value: -1 })
+        ));
     }
 
     #[test]

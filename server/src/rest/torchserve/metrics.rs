@@ -12,5 +12,7 @@ pub(super) fn metrics(edge: &Edge, request: &HttpRequest) -> HttpResponse {
     let query = Parameters::of_query(request.query_string());
     let names: HashSet<&str> = query.all("name[]").collect();
     let body = edge.exporter.text(&names);
-    HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(body)
+    HttpResponse::Ok()
+        .content_type("text/plain; version=0.0.4; charset=utf-8")
+        .body(body)
 }

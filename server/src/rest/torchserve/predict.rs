@@ -47,7 +47,14 @@ pub(super) async fn predict(
     };
     let model = model.ok_or(RestError::MissingParameter { name: "model_name" })?;
     let id = id.clone();
-    let request = InferRequest { id, model, version, kind, parts, headers };
+    let request = InferRequest {
+        id,
+        model,
+        version,
+        kind,
+        parts,
+        headers,
+    };
     respond::reply(edge.inference.infer(request).await?)
 }
 
@@ -112,7 +119,10 @@ mod tests {
             .append_header(("X-Own", "1"))
             .append_header(("x-own", "2"))
             .to_http_request();
-        assert_eq!(client_headers(&request), [("x-own".to_owned(), "2".to_owned())]);
+        assert_eq!(
+            client_headers(&request),
+            [("x-own".to_owned(), "2".to_owned())]
+        );
     }
 
     #[test]

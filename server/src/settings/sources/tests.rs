@@ -25,7 +25,11 @@ fn origin(raw: &Raw, key: &str) -> String {
 
 #[test]
 fn the_command_line_beats_the_file() {
-    let raw = loaded("model_store=/file\nload_models=a.mar", &["--model-store", "/cli"], [].into());
+    let raw = loaded(
+        "model_store=/file\nload_models=a.mar",
+        &["--model-store", "/cli"],
+        [].into(),
+    );
     assert_eq!(text(&raw, "model_store"), "/cli");
     assert_eq!(origin(&raw, "model_store"), "--model-store");
     assert_eq!(text(&raw, "load_models"), "a.mar");
@@ -37,10 +41,18 @@ fn the_environment_counts_only_when_the_file_says_so() {
     let variables = || Environment::from([("TS_JOB_QUEUE_SIZE", "7"), ("TS_MODELS", "{}")]);
     let off = loaded("job_queue_size=5", &[], variables());
     assert_eq!(text(&off, "job_queue_size"), "5");
-    let on = loaded("job_queue_size=5\nenable_envvars_config=true", &[], variables());
+    let on = loaded(
+        "job_queue_size=5\nenable_envvars_config=true",
+        &[],
+        variables(),
+    );
     assert_eq!(text(&on, "job_queue_size"), "7");
     assert_eq!(origin(&on, "job_queue_size"), "TS_JOB_QUEUE_SIZE");
-    assert_eq!(origin(&on, "models"), DEFAULT, "no variable replaces this key");
+    assert_eq!(
+        origin(&on, "models"),
+        DEFAULT,
+        "no variable replaces this key"
+    );
 }
 
 #[test]
@@ -62,9 +74,16 @@ fn the_allowed_urls_of_the_environment_need_a_second_switch() {
 
 #[test]
 fn unknown_keys_are_told_with_the_nearest_known_one() {
-    let raw = loaded("jobs_queue_size=5\nmy_plugin.key=1\nio_ratio=60", &[], [].into());
+    let raw = loaded(
+        "jobs_queue_size=5\nmy_plugin.key=1\nio_ratio=60",
+        &[],
+        [].into(),
+    );
     let warnings = raw.warnings();
-    assert!(warnings[0].contains("Did you mean `job_queue_size`?"), "{warnings:?}");
+    assert!(
+        warnings[0].contains("Did you mean `job_queue_size`?"),
+        "{warnings:?}"
+    );
     assert!(warnings[1].ends_with("is ignored"), "{warnings:?}");
     assert!(warnings[2].contains("`io_ratio`") && warnings[2].contains("no effect"));
     assert_eq!(warnings.len(), 3);
@@ -73,7 +92,10 @@ fn unknown_keys_are_told_with_the_nearest_known_one() {
 #[test]
 fn a_config_file_that_is_missing_is_told_with_what_named_it() {
     let faults = load(&options(&["--ts-config", "/no/file"]), &[].into()).unwrap_err();
-    assert_eq!(faults[0].to_string(), "--ts-config file not found: /no/file");
+    assert_eq!(
+        faults[0].to_string(),
+        "--ts-config file not found: /no/file"
+    );
     let faults = load(&options(&[]), &[("TS_CONFIG_FILE", "/no/other")].into()).unwrap_err();
     assert_eq!(
         faults[0].to_string(),
@@ -89,5 +111,9 @@ fn every_fault_of_a_file_is_told() {
     let path = path.display().to_string();
     let faults = load(&options(&["--ts-config", &path]), &[].into()).unwrap_err();
     assert_eq!(faults.len(), 2);
-    assert!(faults[1].to_string().contains("Invalid Environment Variable NO_B"));
+    assert!(
+        faults[1]
+            .to_string()
+            .contains("Invalid Environment Variable NO_B")
+    );
 }
