@@ -129,16 +129,18 @@ fn a_worker_that_does_not_answer_is_killed_at_its_limit() {
             .send()
             .expect(200);
         assert_ne!(server.worker_pids("m"), before);
-        let output = server.output();
-        for phrase in [
+        let phrases = [
             "Number or consecutive unsuccessful inference 1",
             "Worker disconnected",
             "Auto recovery start timestamp",
             "Retry worker",
             "Auto recovery succeeded, reset recoveryStartTS",
-        ] {
-            assert!(output.contains(phrase), "{phrase} is missing:\n{output}");
-        }
+        ];
+        server.wait_until("the recovery is logged as TorchServe logs it", || {
+            let output = server.output();
+            phrases.iter().all(|phrase| output.contains(phrase))
+        });
+        let output = server.output();
         assert!(!output.contains("Auto recovery failed again"), "{output}");
     }
 }

@@ -76,7 +76,7 @@ fn a_models_requests_and_times_are_on_the_page() {
         Some(1.0),
         "{page}"
     );
-    for name in [
+    let names = [
         "ts_inference_latency_microseconds",
         "ts_queue_latency_microseconds",
         "QueueTime",

@@ -249,6 +249,129 @@ pub(crate) fn without_effect(artifact: &Artifact) -> Vec<&'static str> {
 mod tests {
     use super::*;
 
+    use std::collections::HashMap;
+
+    use crate::config::{HostConfig, ModelDefaults, ModelOverrides};
+
+    /// The limits of model `m`, version `1.0`, with each layer as given.
+    fn limits_of(registration: Registration, yaml: &str, property: ModelOverrides) -> ModelLimits {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = folder.path().join("MAR-INF/MANIFEST.json");
+        fs_err::create_dir_all(manifest.parent().unwrap()).unwrap();
+        fs_err::write(
+            manifest,
+            r#"{"runtime": "python", "model": {"modelName": "m", "modelVersion": "1.0",
+                "handler": "h.py", "configFile": "model-config.yaml"}}"#,
+        )
+        .unwrap();
+        fs_err::write(folder.path().join("model-config.yaml"), yaml).unwrap();
+        let artifact = ts_archive::unpack(
+            folder.path(),
+            folder.path(),
+            &ts_archive::UnpackLimits::default(),
+        )
+        .unwrap();
+        let name = ModelName::new("m").unwrap();
+        let version = Version::new("1.0").unwrap();
+        let config = ServingConfig {
+            model_store: None,
+            work_dir: folder.path().to_owned(),
+            allowed_urls: regex::RegexSet::empty(),
+            unpack_limits: ts_archive::UnpackLimits::default(),
+            max_download_bytes: 0,
+            defaults: ModelDefaults {
+                workers: None,
+                response_timeout: Duration::from_secs(50),
+                startup_timeout: Duration::from_secs(60),
+                unregister_timeout: Duration::from_secs(70),
+                job_queue_size: 100,
+                handler: None,
+                isolation: None,
+            },
+            per_model: HashMap::from([(name, HashMap::from([(version, property)]))]),
+            hosts: HostConfig {
+                executable: "/nowhere".into(),
+                python: None,
+                cores: 4,
+                service_envelope: None,
+                decode_input_request: true,
+                limit_max_image_pixels: true,
+                max_response_bytes: 1000,
+                hidden_environment: None,
+                server_version: "0".to_owned(),
+            },
+        };
+        resolve(&config, &registration, &artifact).unwrap().limits
+    }
+
+    #[test]
+    fn a_value_that_somebody_gave_beats_one_that_nobody_gave() {
+        let property = || ModelOverrides {
+            batch_size: Some(4),
+            response_timeout: Some(Duration::from_secs(4)),
+            ..ModelOverrides::default()
+        };
+        let call = || Registration {
+            batch_size: Some(2),
+            response_timeout: Some(Duration::from_secs(2)),
+            ..Registration::default()
+        };
+        let none = ModelOverrides::default;
+        let cases = [
+            (
+                call(),
+                "batchSize: 3\nresponseTimeout: 3\n",
+                property(),
+                (2, 2),
+            ),
+            (
+                Registration::default(),
+                "batchSize: 3\nresponseTimeout: 3\n",
+                property(),
+                (3, 3),
+            ),
+            // The archive's file is there and silent.
+            (Registration::default(), "other: 1\n", property(), (4, 4)),
+            (call(), "other: 1\n", none(), (2, 2)),
+            (Registration::default(), "other: 1\n", none(), (1, 50)),
+        ];
+        for (number, (registration, yaml, property, expected)) in cases.into_iter().enumerate() {
+            let limits = limits_of(registration, yaml, property);
+            let found = (limits.batch_size, limits.response_timeout.as_secs());
+            assert_eq!(found, expected, "case {number}");
+        }
+    }
+
+    #[test]
+    fn workers_come_from_the_archive_then_the_call_and_at_startup_from_the_property() {
+        let workers = |at_startup, initial, yaml: &str, min| {
+            let registration = Registration {
+                initial_workers: initial,
+                at_startup,
+                ..Registration::default()
+            };
+            let property = ModelOverrides {
+                min_workers: min,
+                ..ModelOverrides::default()
+            };
+            let limits = limits_of(registration, yaml, property);
+            (limits.min_workers, limits.max_workers)
+        };
+        assert_eq!(
+            workers(false, Some(2), "minWorkers: 1\nmaxWorkers: 3\n", None),
+            (1, 3)
+        );
+        assert_eq!(workers(false, Some(2), "x: 1\n", Some(5)), (2, 2));
+        assert_eq!(workers(false, None, "x: 1\n", Some(5)), (0, 0));
+        assert_eq!(workers(true, None, "x: 1\n", Some(5)), (5, 5));
+        assert_eq!(workers(true, None, "x: 1\n", None), (4, 4), "one a core");
+        // A range that is none does not count.
+        assert_eq!(
+            workers(false, Some(2), "minWorkers: 3\nmaxWorkers: 1\n", None),
+            (2, 2)
+        );
+    }
+
     #[test]
     fn threads_never_exceed_the_cores_and_never_reach_zero() {
         assert_eq!(intra_op_threads(8, 2), 4);
