@@ -100,14 +100,13 @@ def loaded(program: Program, url: str, connections: int, *more: object) -> Calla
 
     def measure(seconds: float) -> dict:
         before = program.cpu_seconds()
-        # No warm-up of its own here, so that processor time and requests are of the same seconds.
-        counted = load(url, connections, seconds, "--warm-up", 0, *more)
+        counted = load(url, connections, seconds, *more)
         used = [now - then for now, then in zip(program.cpu_seconds(), before, strict=True)]
-        total = counted["requests"] + counted["failures"]
-        counted["server_us"], counted["models_us"] = (time / total * 1e6 for time in used)
+        counted["server_us"], counted["models_us"] = (
+            time / counted["replies"] * 1e6 for time in used
+        )
         return counted
 
-    load(url, connections, 1, "--warm-up", 0, *more)
     return measure
 
 
@@ -249,10 +248,10 @@ def start(options: argparse.Namespace) -> dict:
 
 
 def registered(data: dict, server: Server, shown: str, model: str, archive: str) -> None:
-    """Registers a model and notes what that took, after one request to each worker or so."""
+    """Registers a model and notes what that took, and the memory after its first requests."""
     seconds = server.register(archive, model)
     photo = example_model() / "chelsea.png"
-    load(f"{server.inference}/predictions/{model}", 2, 1, "--body-file", photo)
+    load(f"{server.inference}/predictions/{model}", 2, 3, "--body-file", photo)
     hosts = [memory_mb(pid) for pid in server.hosts(model)]
     memory = {kind: sum(host[kind] for host in hosts) for kind in ("rss", "pss")}
     data[shown] = {"ready_s": seconds, "hosts": len(hosts), "memory_mb": memory}

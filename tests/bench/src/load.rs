@@ -66,6 +66,8 @@ pub(crate) struct Report {
     requests: usize,
     /// Replies with any other status.
     failures: usize,
+    /// All replies, those before and after the seconds that are counted included.
+    replies: usize,
     /// Replies with status 200 per second.
     per_second: f64,
     /// The latency of the median reply, in milliseconds.
@@ -85,6 +87,7 @@ impl fmt::Display for Report {
             p50_ms,
             p99_ms,
             max_ms,
+            ..
         } = self;
         write!(
             out,
@@ -139,12 +142,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
 struct Tally {
     latencies: Vec<Duration>,
     failures: usize,
+    replies: usize,
 }
 
 impl Tally {
     fn add(&mut self, other: Self) {
         self.latencies.extend(other.latencies);
         self.failures += other.failures;
+        self.replies += other.replies;
     }
 
     fn report(mut self, seconds: f64) -> Report {
@@ -164,6 +169,7 @@ impl Tally {
         Report {
             requests,
             failures: self.failures,
+            replies: self.replies,
             per_second,
             p50_ms: at(500),
             p99_ms: at(990),
@@ -223,6 +229,7 @@ impl Target {
             stream.write_all(&self.request).await?;
             let head = receive(&mut stream, &mut received).await?;
             let now = Instant::now();
+            tally.replies += 1;
             if window.contains(&now) {
                 if head.status == 200 {
                     tally.latencies.push(now - sent);
@@ -277,9 +284,13 @@ mod tests {
         let report = Tally {
             latencies,
             failures: 3,
+            replies: 210,
         }
         .report(4.0);
-        assert_eq!((report.requests, report.failures), (200, 3));
+        assert_eq!(
+            (report.requests, report.failures, report.replies),
+            (200, 3, 210)
+        );
         let expected = [50.0, 101.0, 199.0, 200.0];
         let found = [
             report.per_second,
