@@ -46,6 +46,9 @@ pub(crate) enum Told<'p> {
         /// `explain`.
         explain: bool,
     },
+    /// Whether an explanation is wanted: the paths of `KServe`, whose bodies go to the handler, or
+    /// its envelope, as they are.
+    Explain(bool),
     /// Nothing, but query parameters come as fields.
     QueryFields,
 }
@@ -169,6 +172,28 @@ fn inference(path: &str) -> Option<Route<'_>> {
             Some(predict(None, Told::QueryFields))
         }
         ("models", ..) => None,
+        ("v1", Some("models"), Some(call), None) => {
+            let (model, verb) = call.split_once(':')?;
+            let explain = match verb {
+                "predict" => false,
+                "explain" => true,
+                _ => return None,
+            };
+            let told = Told::Explain(explain);
+            Some(Route::Predict(Predict {
+                model: Some(model),
+                version: None,
+                told,
+            }))
+        }
+        ("v2", Some("models"), model, Some(verb @ ("infer" | "explain"))) => {
+            let told = Told::Explain(verb == "explain");
+            Some(Route::Predict(Predict {
+                model,
+                version: None,
+                told,
+            }))
+        }
         // Multi Model Server's paths have the model in front.
         (name, Some("predict"), None, None) | (name, Some(_), Some("predict"), None) => {
             let version = model.filter(|_| version.is_some());
@@ -277,6 +302,32 @@ mod tests {
                 expected,
                 "{path}"
             );
+        }
+    }
+
+    #[test]
+    fn kserve_paths_say_whether_an_explanation_is_wanted() {
+        for (path, explain) in [
+            ("/v1/models/m:predict", false),
+            ("/v1/models/m:explain", true),
+            ("/v2/models/m/infer", false),
+            ("/v2/models/m/explain", true),
+        ] {
+            let told = Told::Explain(explain);
+            let expected = Route::Predict(Predict {
+                model: Some("m"),
+                version: None,
+                told,
+            });
+            assert_eq!(find(ALL, &Method::POST, path).unwrap(), expected, "{path}");
+        }
+        for path in [
+            "/v1/models/m:other",
+            "/v1/models/m",
+            "/v2/models/m",
+            "/v2/models/m/ready",
+        ] {
+            assert!(find(INFERENCE, &Method::POST, path).is_err(), "{path}");
         }
     }
 

@@ -1,7 +1,5 @@
 //! The syntax of `config.properties`: Java's, with `$$NAME$$` for environment variables.
 
-use std::fmt::Write as _;
-
 use java_properties::{LineContent, PropertiesIter};
 
 /// One `key=value` of a file.
@@ -20,20 +18,9 @@ pub(crate) struct Entry {
 /// # Errors
 /// The reader's words, which name the line.
 pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, String> {
-    // The format is Latin-1 by definition, but people write UTF-8: characters outside ASCII are
-    // handed over in the escaped form that the format has for them.
-    let mut ascii = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_ascii() {
-            ascii.push(character);
-        } else {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                let _infallible = write!(ascii, "\\u{unit:04x}");
-            }
-        }
-    }
     let mut entries = Vec::new();
-    for line in PropertiesIter::new(ascii.as_bytes()) {
+    // The format is Latin-1 by definition, but people write UTF-8.
+    for line in PropertiesIter::new_with_encoding(text.as_bytes(), encoding_rs::UTF_8) {
         let line = line.map_err(|error| error.to_string())?;
         let number = line.line_number();
         if let LineContent::KVPair(key, value) = line.consume_content() {
@@ -117,5 +104,21 @@ mod tests {
         assert_eq!(substitute("$$HOME$$/x-$$HOME$$", home).unwrap(), "/h/x-/h");
         assert_eq!(substitute("costs 5$$", home).unwrap(), "costs 5$$");
         assert_eq!(substitute("$$NOPE$$", home).unwrap_err(), "NOPE");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_value_survives_being_escaped(value in "\\PC{0,20}") {
+            let escaped: String = value
+                .chars()
+                .map(|c| if c.is_ascii_alphanumeric() || !c.is_ascii() { c.to_string() } else { format!("\\{c}") })
+                .collect();
+            proptest::prop_assert_eq!(pairs(&format!("key={escaped}")), [("key".to_owned(), value)]);
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text: String) {
+            let _either = parse(&text);
+        }
     }
 }

@@ -132,3 +132,17 @@ async fn the_limit_holds_for_what_arrives_and_for_what_is_announced() {
     }
     assert!(collected(TestRequest::get()).await.unwrap().is_empty());
 }
+
+proptest::proptest! {
+    #[test]
+    fn any_bytes_are_split_or_refused(body: Vec<u8>, form: bool, boundary in "[a-z]{1,3}") {
+        let content_type = if form {
+            format!("multipart/form-data; boundary={boundary}")
+        } else {
+            "application/x-www-form-urlencoded".to_owned()
+        };
+        let outcome = futures_util::FutureExt::now_or_never(parts(&content_type, body.into(), LIMITS));
+        let outcome = outcome.expect("everything is there, so nothing is waited for");
+        proptest::prop_assert!(outcome.map_or(true, |parts| parts.len() <= LIMITS.parts));
+    }
+}

@@ -24,15 +24,24 @@ pub(super) async fn predict(
     let bytes = body::collect(request, payload, edge.limits).await?;
     let mut parts = body::parts(body::content_type(request), bytes, edge.limits).await?;
     let mut headers = client_headers(request);
+    let mut explains = |explain: bool| {
+        let text = if explain { "True" } else { "False" };
+        headers.push(("explain".to_owned(), text.to_owned()));
+        if explain {
+            RequestKind::Explain
+        } else {
+            RequestKind::Predict
+        }
+    };
     let mut kind = RequestKind::Predict;
     let model = match route.told {
         Told::Route { url_path, explain } => {
+            kind = explains(explain);
             headers.push(("url_path".to_owned(), url_path.to_owned()));
-            let explains = if explain { "True" } else { "False" };
-            headers.push(("explain".to_owned(), explains.to_owned()));
-            if explain {
-                kind = RequestKind::Explain;
-            }
+            named
+        }
+        Told::Explain(explain) => {
+            kind = explains(explain);
             named
         }
         Told::QueryFields => {
