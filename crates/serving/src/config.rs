@@ -72,6 +72,8 @@ pub struct HostConfig {
     pub executable: PathBuf,
     /// The Python interpreter for handlers; `None` looks for one, see `pool::python`.
     pub python: Option<PathBuf>,
+    /// Folder that holds the `ts` package (`model_server_home`); `None` looks for it.
+    pub home: Option<PathBuf>,
     /// Cores that all workers together may use.
     pub cores: usize,
     /// `service_envelope`.

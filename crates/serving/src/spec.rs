@@ -292,6 +292,7 @@ mod tests {
             hosts: HostConfig {
                 executable: "/nowhere".into(),
                 python: None,
+                home: None,
                 cores: 4,
                 service_envelope: None,
                 decode_input_request: true,

@@ -176,6 +176,8 @@ async fn download(config: &ServingConfig, url: &str) -> Result<Located, ServingE
     let failed = failed(url);
     let target = target(config, url)?;
     let allowed = config.allowed_urls.clone();
+    // Fails where it was installed before, which is as good.
+    let _installed = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder()
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)

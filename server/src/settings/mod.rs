@@ -1,5 +1,5 @@
 //! What the operator configured: taken as text ([`raw`]), layered by precedence ([`sources`]),
-//! resolved to types with every fault told at once ([`resolve`]).
+//! resolved to types with every fault told at once ([`resolve()`]).
 
 mod address;
 mod models;

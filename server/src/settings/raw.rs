@@ -229,7 +229,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("ipex_gpu_enable", Kind::Flag, "false", "The same on accelerators.").environment().without_effect("a handler imports the extension itself"),
     key("cpu_launcher_enable", Kind::Flag, "false", "Run workers through PyTorch's launcher.").environment().without_effect("the server divides the cores among its workers itself"),
     key("cpu_launcher_args", Kind::Text, "", "Arguments of the launcher.").environment().without_effect("the server divides the cores among its workers itself"),
-    key("model_server_home", Kind::Path, "", "Folder that holds the `ts` package.").environment().without_effect("the package is found through `python`"),
+    key("model_server_home", Kind::Path, "", "Folder that holds the `ts` package; by default it is looked for beside the server and beside the Python environment.").environment(),
     key("debug", Kind::Flag, "false", "Connect to workers started by hand.").environment().without_effect("workers are always started by the server"),
     key("use_native_io", Kind::Flag, "true", "Use the platform's own event loop.").without_effect(NO_JVM),
     key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),

@@ -299,6 +299,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let hosts = HostConfig {
         executable: machine.executable.clone(),
         python: reader.text("python").map(PathBuf::from),
+        home: reader.text("model_server_home").map(PathBuf::from),
         cores: machine.cores,
         service_envelope: reader
             .choice("service_envelope", &["body", "json", "kserve", "kservev2"]),

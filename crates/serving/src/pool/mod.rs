@@ -51,7 +51,7 @@ impl Surroundings {
 
     /// Where Python lives; looked for at the first call.
     fn python(&self) -> Result<PythonPlaces, PythonError> {
-        let find = || python::find(self.hosts.python.as_deref(), &self.hosts.executable);
+        let find = || python::find(&self.hosts);
         let mut known = self.python.lock();
         match &*known {
             Some(Ok(places)) => Ok(places.clone()),

@@ -7,6 +7,8 @@ use std::process::Command;
 use serde::Deserialize;
 use ts_wire::frame::PythonPlaces;
 
+use crate::config::HostConfig;
+
 /// File name of the plugin, next to the executable.
 const PLUGIN_FILE: &str = "libts_plugin.so";
 
@@ -58,13 +60,16 @@ pub(crate) enum PythonError {
     },
     #[error("the plugin `{file}` was not found in {looked}. Build it with `make build`")]
     PluginMissing { file: &'static str, looked: String },
-    #[error("the Python package `ts` was not found. Looked at {looked}")]
+    #[error(
+        "the Python package `ts` was not found. Looked at {looked}; set `model_server_home` in the configuration"
+    )]
     PackageMissing { looked: String },
 }
 
 /// Finds interpreter, libpython, torch, the plugin and the `ts` package.
-pub(crate) fn find(configured: Option<&Path>, server: &Path) -> Result<PythonPlaces, PythonError> {
-    let executable = interpreter(configured, server)?;
+pub(crate) fn find(config: &HostConfig) -> Result<PythonPlaces, PythonError> {
+    let server = config.executable.as_path();
+    let executable = interpreter(config.python.as_deref(), server)?;
     let answer = ask(&executable)?;
     let Some(libpython) = answer.libpython else {
         return Err(PythonError::NotShared {
@@ -83,9 +88,15 @@ pub(crate) fn find(configured: Option<&Path>, server: &Path) -> Result<PythonPla
         file: PLUGIN_FILE,
         looked: folder.display().to_string(),
     })?;
-    let packages: Vec<PathBuf> = above(server)
-        .flat_map(|dir| [dir.join("handlers"), dir.join("lib/flambeau")])
-        .collect();
+    // What the operator set, else beside the server, else beside the environment, as in a checkout
+    // that is built elsewhere.
+    let packages: Vec<PathBuf> = match &config.home {
+        Some(home) => vec![home.clone()],
+        None => above(server)
+            .flat_map(|folder| [folder.join("handlers"), folder.join("lib/flambeau")])
+            .chain(answer.prefix.parent().map(|folder| folder.join("handlers")))
+            .collect(),
+    };
     let handlers = packages
         .iter()
         .find(|path| path.join("ts/_runtime/bridge.py").is_file())
