@@ -129,6 +129,11 @@ def test_kinds_of_load_failures(make_model, template, statement, kind, message):
     assert bridge.load(spec) == (None, kind, message)
 
 
+def test_a_message_does_not_tell_where_the_model_lies(make_model):
+    spec = make_model({"handler.py": "raise ValueError(f'cannot read {__file__}')"})
+    assert bridge.load(spec) == (None, "failed", "ValueError: cannot read handler.py")
+
+
 def test_a_missing_file_that_the_manifest_names_is_permanent(make_model):
     source = class_().replace("self.mark = ", "open('model.pt').close(); self.mark = ")
     spec = make_model({"handler.py": source}, model={"serializedFile": "model.pt"})

@@ -19,7 +19,8 @@ class Batch:
                 context.set_response_header(index, "x-why", "bad item")
             if text == "large":
                 text = "x" * 5000
-            answers.append({"length": len(data), "text": text, "id": context.get_request_id(index)})
+            answer = {"length": len(data), "text": text, "id": context.get_request_id(index)}
+            answers.append(answer | {"path": context.get_request_header(index, "url_path")})
         return answers[: len(data) + self.wrong(data)]
 
     def wrong(self, data):
@@ -56,6 +57,16 @@ def test_fifty_callers_get_their_own_answers_from_full_batches(server):
     assert max(lengths) <= 8
     assert lengths.count(8) > len(lengths) / 2, "callers that wait make full batches"
     assert len({answer.json()["id"] for answer in answers}) == 400
+
+
+def test_each_item_of_a_batch_has_headers_of_its_own(server):
+    paths = ["v1/chat", "v1/models", "", "a/b/c"]
+    calls = [
+        lambda path=path: server.infer(f"/predictions/full/1.0/{path}", b"x") for path in paths
+    ]
+    answers = [answer.json() for answer in at_once(calls)]
+    assert [answer["path"] for answer in answers] == paths
+    assert {answer["length"] for answer in answers} == {4}
 
 
 def test_a_single_caller_waits_no_longer_than_the_delay(server):

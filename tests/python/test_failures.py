@@ -1,6 +1,8 @@
 """Handlers that do not load, die, hang or talk too much: what clients hear, and what is left."""
 
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from harness import is_running, wait_until, write_model
@@ -35,6 +37,11 @@ NOT_LOADED = {
     "segfault": (loading("import ctypes; ctypes.string_at(0)"), 500, "signal 11"),
     "sys-exit": (loading("import sys; sys.exit('enough')"), 500, "SystemExit: enough"),
     "memory": (loading("raise MemoryError('of weights')"), 507, "MemoryError: of weights"),
+    "own-path": (
+        loading("raise ValueError(f'cannot read {__file__}')"),
+        500,
+        "cannot read handler.py",
+    ),
     "missing-file": (loading("open('weights.pt')"), 500, "FileNotFoundError"),
 }
 
@@ -59,7 +66,7 @@ def test_a_registration_that_fails_says_why_and_leaves_nothing_wk_02(server, fau
     )
     assert f"Failed to start workers for model {fault} version: 1.0" in body["message"]
     assert reason in body["message"]
-    assert str(server.temp) not in body["message"]
+    assert str(server.folder) not in body["message"], "where models lie is no client's business"
     nothing_is_left(server, fault, children)
     assert server.work_folders() == folders
     # The same name is free for the next try.
@@ -88,7 +95,10 @@ def test_a_load_without_end_is_ended_at_its_limit_wk_07_wk_08(server):
     assert 1.9 < time.monotonic() - started < 6
     assert answer.status_code == 500
     assert "2 s" in answer.json()["message"]
-    server.wait_for_output("Backend worker did not respond in given time")
+    # The two lines as TorchServe prints them: people's alerts look for them.
+    reason = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond"
+    server.wait_for_output(f"{reason} in given time")
+    assert re.search(rf"Backend worker error[^\n]*\n[^\n]*{re.escape(reason)}", server.output)
     nothing_is_left(server, "endless", children)
 
 
@@ -117,6 +127,8 @@ def test_a_model_that_cannot_load_is_told_by_describe_when_nobody_waits(server):
     )
     assert worker["status"] == "UNLOADING"
     assert "ValueError: never" in worker["lastFailure"]
+    traceback = 'handler.py", line 3, in initialize'
+    wait_until("it is tried again", lambda: server.output.count(traceback) >= 3)
     assert server.manage("DELETE", "/models/later").status_code == 200
     assert "later" not in server.models()
 
@@ -157,6 +169,33 @@ def test_a_batch_without_end_is_ended_at_its_limit_wk_01(server):
     assert server.run("result = ['alive']", "hangs").text == "alive"
     assert server.worker_pids("hangs") != [before]
     assert not is_running(before)
+    # In the words that people look for in TorchServe's log.
+    for words in (
+        "Number or consecutive unsuccessful inference 1",
+        "Worker disconnected",
+        "Auto recovery start timestamp",
+        "Retry worker",
+        "Auto recovery succeeded, reset recoveryStartTS",
+    ):
+        server.wait_for_output(words)
+
+
+@pytest.mark.parametrize("death", ["os._exit(1)", "os.kill(os.getpid(), 11)"])
+def test_all_workers_of_a_dead_process_answer_and_come_back(server, death):
+    model = f"shared-{death[3:7].strip('_(')}"
+    server.serve(model, config="workerIsolation: thread\n", initial_workers=2)
+    [before] = set(server.worker_pids(model))
+    waits = "import time; print('waits for the end', flush=True); time.sleep(600)"
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(server.run, waits, model)
+        server.wait_for_output("waits for the end")
+        answer = server.run(f"import os; {death}", model)
+        assert [answer.status_code, other.result().status_code] == [500, 500]
+    server.wait_for_workers(model)
+    [after] = set(server.worker_pids(model))
+    assert before != after and not is_running(before)
+    assert server.run("result = ['alive']", model).text == "alive"
+    server.manage("DELETE", f"/models/{model}")
 
 
 def test_others_are_served_while_a_model_loads_or_fails(server):

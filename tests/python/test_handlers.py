@@ -130,6 +130,25 @@ class Described:
     assert server.describe("described", customized="true")["customizedMetadata"] == {"classes": 3}
 
 
+def test_a_handler_may_start_processes_and_event_loops(server):
+    code = """
+import asyncio, multiprocessing, os, subprocess, sys
+told = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True).stdout
+child = os.fork()
+if child == 0:
+    os._exit(9)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+async def later():
+    await asyncio.sleep(0.01)
+    return "later"
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    lengths = pool.map(len, ["a", "bb"])
+result = [[told.strip(), status, asyncio.run(later()), lengths, sys.argv != None]]
+"""
+    assert server.run(code).json() == ["42", 9, "later", [1, 2], True]
+    assert server.run("result = ['still here']").text == "still here"
+
+
 def test_paths_arrive_as_the_handler_reads_them(server):
     code = 'result = [[context.get_request_header(0, name) for name in ("url_path", "explain")]]'
     for path, expected in [

@@ -84,13 +84,7 @@ metrics.add_counter("ByZone", 1, dimensions=[Dimension("Zone", "no\\nrth \\"x\\"
 metrics.add_metric("Depth", 0.3, "count", metric_type=MetricTypes.HISTOGRAM)
 result = ["ok"]
 """
-    counted = [
-        ("Tokens", 3),
-        ("Halves", 0.5),
-        ("ByZone", 1),
-        ("Depth_count", 1),
-        ("Depth_sum", 0.3),
-    ]
+    counted = {"Tokens": 3, "Halves": 0.5, "ByZone": 1, "Depth_count": 1, "Depth_sum": 0.3}
 
     def told(times):
         found = {name: sample(server, name, 'ModelName="counts"') for name in counted}

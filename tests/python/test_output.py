@@ -1,6 +1,7 @@
 """What becomes of a handler's results, statuses, headers and exceptions."""
 
 import json
+import random
 import re
 
 import pytest
@@ -33,6 +34,18 @@ def test_a_result_has_one_form_and_no_type_of_its_own_in_03_in_07(server, kind):
     assert (answer.status_code, answer.content) == (200, expected)
     assert "content-type" not in answer.headers
     assert answer.headers["content-length"] == str(len(expected))
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1 << 20, 6_500_000])
+def test_bodies_of_every_size_arrive_whole_in_15(server, size):
+    server_side = "def handle(data, context):\n    return data and [row['body'] for row in data]\n"
+    if "mirror" not in server.models():
+        server.serve("mirror", server_side, config="batchSize: 4\nmaxBatchDelay: 20\n")
+    bodies = [random.Random(caller).randbytes(size) for caller in range(4)]
+    calls = [lambda body=body: server.predict("mirror", body) for body in bodies]
+    for body, answer in zip(bodies, at_once(calls), strict=True):
+        assert answer.status_code == 200, answer.text
+        assert answer.content == body
 
 
 def test_a_lone_surrogate_costs_nobody_the_answer_in_07(server):

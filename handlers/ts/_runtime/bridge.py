@@ -71,7 +71,7 @@ def load(spec: Spec) -> "tuple[Session | None, str, str]":
         # Also `SystemExit`: a script's `sys.exit` must not end the host before it has answered.
         failures.print_traceback(f"loading model {spec['model_name']} failed", raised)
         kind = failures.load_kind(raised, spec["model_dir"])
-        return None, kind, failures.one_line(raised)
+        return None, kind, failures.one_line(raised, spec["model_dir"])
 
 
 def _load(spec: Spec) -> "Session":

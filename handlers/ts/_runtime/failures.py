@@ -41,9 +41,15 @@ def run_kind(raised: BaseException) -> tuple[str, int, str]:
     return "handler_failed", 503, "Prediction failed"
 
 
-def one_line(raised: BaseException) -> str:
-    """`Type: text` without line breaks, cut to a length that fits a reply."""
+def one_line(raised: BaseException, model_dir: str = "") -> str:
+    """`Type: text` without line breaks, cut to a length that fits a reply.
+
+    Files of the model are told by their place in its folder: where that lies is no client's
+    business.
+    """
     text = " ".join(f"{type(raised).__name__}: {_text(raised)}".split())
+    if model_dir:
+        text = text.replace(os.path.join(model_dir, ""), "")
     return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 1] + "…"
 
 
