@@ -1,7 +1,7 @@
 //! The folder of this server's temporary files. A lock beside it says that its server lives, so
 //! that what a killed server left is swept by the next one, and nothing else is.
 
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -10,6 +10,9 @@ use rustix::fs::{FlockOperation, flock};
 
 const PREFIX: &str = "models-";
 const LOCK: &str = ".lock";
+
+/// Names tried for a folder. One process needs one, and leftovers of its number are few.
+const ATTEMPTS: u32 = 1000;
 
 /// Goes with this value.
 pub(crate) struct WorkDir {
@@ -26,15 +29,11 @@ impl WorkDir {
     /// Nothing can be made there.
     pub(crate) fn create(temp: &Path) -> anyhow::Result<Self> {
         let pid = std::process::id();
-        let (lock_path, lock) = (0..)
-            .map(|attempt| temp.join(format!("{PREFIX}{pid}-{attempt}{LOCK}")))
-            .find_map(|path| match fs::File::create_new(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
-                made => Some(made.map(|file| (path, file))),
-            })
+        let name = |attempt| temp.join(format!("{PREFIX}{pid}-{attempt}{LOCK}"));
+        let (lock_path, lock) = (0..ATTEMPTS)
+            .map(name)
+            .find_map(|path| lock_anew(&path).map(|lock| Some((path, lock?))).transpose())
             .context("every name for a temporary folder is taken")??;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .with_context(|| format!("`{}` cannot be locked", lock_path.display()))?;
         let path = folder_of(&lock_path);
         // What an earlier server of this number left here had its lock taken away.
         let _usually_absent = fs::remove_dir_all(&path);
@@ -61,6 +60,20 @@ impl Drop for WorkDir {
         let _may_be_gone = fs::remove_dir_all(&self.path);
         let _swept_later = fs::remove_file(&self.lock_path);
     }
+}
+
+/// Makes and locks a file. `None` when there is one already, or when another server's sweep took
+/// it for a leftover before it was locked.
+fn lock_anew(path: &Path) -> anyhow::Result<Option<fs::File>> {
+    let lock = match fs::File::create_new(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
+        made => made?,
+    };
+    flock(&lock, FlockOperation::LockExclusive)
+        .with_context(|| format!("`{}` cannot be locked", path.display()))?;
+    let locked = lock.metadata()?.ino();
+    let still_there = fs::metadata(path).is_ok_and(|named| named.ino() == locked);
+    Ok(still_there.then_some(lock))
 }
 
 fn folder_of(lock_path: &Path) -> PathBuf {
