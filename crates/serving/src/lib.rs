@@ -11,6 +11,7 @@
 mod batch;
 mod config;
 mod error;
+mod handler_metrics;
 mod inference;
 mod job;
 mod management;

@@ -1,12 +1,14 @@
 //! The metrics of the core: their names, and handles made once per model version
-//! (*torchserve-contract* 6.3). Series a handler records come in as events and are kept here, so a
-//! worker that is replaced loses no counts.
+//! (*torchserve-contract* 6.3). Those of handlers are in `handler_metrics.rs`.
 
 use std::time::Duration;
 
-use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
 use ts_types::{ModelName, Version};
-use ts_wire::frame::{MetricEvent, MetricKind};
+use ts_wire::frame::MetricKind;
 
 const REQUESTS: &str = "ts_inference_requests_total";
 const LATENCY: &str = "ts_inference_latency_microseconds";
@@ -124,48 +126,76 @@ impl ModelMetrics {
         ];
         gauge!(WORKER_LOAD_TIME, &labels).set(took.as_secs_f64() * 1e3);
     }
+}
 
-    /// Records what a handler has recorded.
-    pub(crate) fn record(&self, events: Vec<HandlerMetric>) {
-        for event in events {
-            let HandlerMetric {
-                name,
-                value,
-                kind,
-                dimensions,
-            } = event;
-            let mut labels = dimensions;
-            labels.push(("Hostname".to_owned(), self.hostname.clone()));
-            match kind {
-                // A recorder of whole numbers: TorchServe's counters are doubles, handlers count
-                // events with them.
-                MetricKind::Counter => counter!(name, &labels).increment(value.max(0.0) as u64),
-                MetricKind::Gauge => gauge!(name, &labels).set(value),
-                MetricKind::Histogram => histogram!(name, &labels).record(value),
-            }
+/// Names that no handler can take.
+pub(crate) const RESERVED_NAMES: [&str; 20] = [
+    REQUESTS,
+    LATENCY,
+    QUEUE_LATENCY,
+    QUEUE_TIME,
+    WORKER_THREAD_TIME,
+    WORKER_LOAD_TIME,
+    "Requests2XX",
+    "Requests4XX",
+    "Requests5XX",
+    "CPUUtilization",
+    "MemoryUsed",
+    "MemoryAvailable",
+    "MemoryUtilization",
+    "DiskUsage",
+    "DiskAvailable",
+    "DiskUtilization",
+    "GPUUtilization",
+    "GPUMemoryUtilization",
+    "GPUMemoryUsed",
+    "ts_workers",
+];
+
+/// One series of a handler's metric.
+pub(crate) enum HandlerSeries {
+    Counter {
+        handle: Counter,
+        /// Handlers count in fractions, the recorder in whole numbers: the sum is kept here, and
+        /// its whole part is shown.
+        total: f64,
+    },
+    Gauge(Gauge),
+    Histogram(Histogram),
+}
+
+impl HandlerSeries {
+    /// Gives a handler's metric TorchServe's help text.
+    pub(crate) fn describe(name: &str, kind: MetricKind, unit: &str) {
+        let name = name.to_owned();
+        let text = |kind: &str| format!("Torchserve prometheus {kind} metric with unit: {unit}");
+        match kind {
+            MetricKind::Counter => describe_counter!(name, text("counter")),
+            MetricKind::Gauge => describe_gauge!(name, text("gauge")),
+            MetricKind::Histogram => describe_histogram!(name, text("histogram")),
         }
     }
-}
 
-/// A metric event that has left the channel's buffer.
-pub(crate) struct HandlerMetric {
-    name: String,
-    value: f64,
-    kind: MetricKind,
-    dimensions: Vec<(String, String)>,
-}
+    pub(crate) fn new(name: &str, kind: MetricKind, labels: &[(String, String)]) -> Self {
+        let name = name.to_owned();
+        match kind {
+            MetricKind::Counter => Self::Counter {
+                handle: counter!(name, labels),
+                total: 0.0,
+            },
+            MetricKind::Gauge => Self::Gauge(gauge!(name, labels)),
+            MetricKind::Histogram => Self::Histogram(histogram!(name, labels)),
+        }
+    }
 
-impl HandlerMetric {
-    pub(crate) fn of(event: &MetricEvent<'_>) -> Self {
-        Self {
-            name: event.name.to_owned(),
-            value: event.value,
-            kind: event.kind,
-            dimensions: event
-                .dimensions
-                .iter()
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-                .collect(),
+    pub(crate) fn update(&mut self, value: f64) {
+        match self {
+            Self::Counter { handle, total } => {
+                *total += value;
+                handle.absolute(*total as u64);
+            }
+            Self::Gauge(handle) => handle.set(value),
+            Self::Histogram(handle) => handle.record(value),
         }
     }
 }
@@ -174,7 +204,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn hostname() -> String {
+pub(crate) fn hostname() -> String {
     rustix::system::uname()
         .nodename()
         .to_string_lossy()

@@ -254,7 +254,7 @@ mod tests {
     use crate::config::{HostConfig, ModelDefaults, ModelOverrides};
 
     /// The limits of model `m`, version `1.0`, with each layer as given.
-    fn limits_of(registration: Registration, yaml: &str, property: ModelOverrides) -> ModelLimits {
+    fn limits_of(registration: &Registration, yaml: &str, property: ModelOverrides) -> ModelLimits {
         let folder = tempfile::tempdir().unwrap();
         let manifest = folder.path().join("MAR-INF/MANIFEST.json");
         fs_err::create_dir_all(manifest.parent().unwrap()).unwrap();
@@ -302,7 +302,7 @@ mod tests {
                 server_version: "0".to_owned(),
             },
         };
-        resolve(&config, &registration, &artifact).unwrap().limits
+        resolve(&config, registration, &artifact).unwrap().limits
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
             (Registration::default(), "other: 1\n", none(), (1, 50)),
         ];
         for (number, (registration, yaml, property, expected)) in cases.into_iter().enumerate() {
-            let limits = limits_of(registration, yaml, property);
+            let limits = limits_of(&registration, yaml, property);
             let found = (limits.batch_size, limits.response_timeout.as_secs());
             assert_eq!(found, expected, "case {number}");
         }
@@ -355,7 +355,7 @@ mod tests {
                 min_workers: min,
                 ..ModelOverrides::default()
             };
-            let limits = limits_of(registration, yaml, property);
+            let limits = limits_of(&registration, yaml, property);
             (limits.min_workers, limits.max_workers)
         };
         assert_eq!(

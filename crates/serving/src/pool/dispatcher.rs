@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 use ts_types::{DeviceType, Isolation, Reply};
 use ts_wire::frame::{
-    BatchDone, BatchOutcome, ItemOutcome, LoadFailureKind, RunBatch, RunFailure, RunItem, RunPart,
+    BatchOutcome, ItemOutcome, LoadFailureKind, RunBatch, RunFailure, RunItem, RunPart,
     WorkerReply, WorkerRequest,
 };
 use ts_wire::{Channel, WireError};
@@ -356,27 +356,27 @@ impl Dispatcher {
             let limit = self.spec.limits.read().response_timeout;
             let received = worker
                 .channel
-                .receive(Some(handed_over + limit), Some(worker.host.pidfd()))
-                .and_then(|incoming| {
-                    let backend_time = handed_over.elapsed();
-                    match incoming.header()? {
-                        WorkerReply::Done(done) => {
-                            Ok((Finished::read(done, incoming.payload, count)?, backend_time))
-                        }
-                        WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
-                            Err(WireError::Malformed("a worker that loads twice"))
-                        }
-                    }
-                });
-            match received {
-                Ok((finished, backend_time)) => {
+                .receive(Some(handed_over + limit), Some(worker.host.pidfd()));
+            let backend_time = handed_over.elapsed();
+            let read = received.and_then(|incoming| match incoming.header()? {
+                WorkerReply::Done(done) => Ok((
+                    replies(done.outcome, incoming.payload, count)?,
+                    done.metrics,
+                )),
+                WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
+                    Err(WireError::Malformed("a worker that loads twice"))
+                }
+            });
+            match read {
+                Ok((replies, events)) => {
                     in_a_row = 0;
-                    let request_metrics = finished.metrics;
-                    answer(jobs, finished.replies, handed_over);
-                    self.spec.metrics.record(request_metrics);
+                    answer(jobs, replies, handed_over);
                     self.spec
-                        .metrics
-                        .batch_done(handed_over.elapsed().saturating_sub(backend_time));
+                        .surroundings
+                        .handler_metrics
+                        .record(&self.spec.model, &events);
+                    let overhead = handed_over.elapsed().saturating_sub(backend_time);
+                    self.spec.metrics.batch_done(overhead);
                 }
                 Err(error) => {
                     in_a_row += 1;
@@ -532,55 +532,41 @@ fn answer(jobs: Vec<Job>, replies: Vec<Result<Reply, RunFailure>>, handed_over: 
     }
 }
 
-/// A finished batch, copied out of the channel's buffer.
-struct Finished {
-    /// As many as the batch had jobs.
-    replies: Vec<Result<Reply, RunFailure>>,
-    metrics: Vec<crate::metrics::HandlerMetric>,
-}
-
-impl Finished {
-    fn read(done: BatchDone<'_>, payload: &[u8], jobs: usize) -> Result<Self, WireError> {
-        let metrics = done
-            .metrics
-            .iter()
-            .map(crate::metrics::HandlerMetric::of)
-            .collect();
-        let items = match done.outcome {
-            BatchOutcome::Failed(failure) => {
-                return Ok(Self {
-                    replies: vec![Err(failure); jobs],
-                    metrics,
-                });
-            }
-            BatchOutcome::Items(items) => items,
-        };
-        if items.len() != jobs {
-            return Err(WireError::Malformed(
-                "a reply for another number of requests",
-            ));
-        }
-        let mut rest = payload;
-        let mut replies = Vec::with_capacity(jobs);
-        for item in items {
-            replies.push(match item {
-                ItemOutcome::Failed(failure) => Err(failure),
-                ItemOutcome::Reply(reply) => {
-                    let bytes = usize::try_from(reply.body_bytes).unwrap_or(usize::MAX);
-                    let (body, after) = rest
-                        .split_at_checked(bytes)
-                        .ok_or(WireError::Malformed("bodies longer than their payload"))?;
-                    rest = after;
-                    let headers = reply.headers.into_iter();
-                    Ok(Reply {
-                        status: reply.status,
-                        reason: reply.reason.to_owned(),
-                        headers: headers.map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
-                        body: Bytes::copy_from_slice(body),
-                    })
-                }
-            });
-        }
-        Ok(Self { replies, metrics })
+/// The replies of a finished batch of `jobs` requests, copied out of the channel's buffer.
+fn replies(
+    outcome: BatchOutcome<'_>,
+    payload: &[u8],
+    jobs: usize,
+) -> Result<Vec<Result<Reply, RunFailure>>, WireError> {
+    let items = match outcome {
+        BatchOutcome::Failed(failure) => return Ok(vec![Err(failure); jobs]),
+        BatchOutcome::Items(items) => items,
+    };
+    if items.len() != jobs {
+        return Err(WireError::Malformed(
+            "a reply for another number of requests",
+        ));
     }
+    let mut rest = payload;
+    let mut replies = Vec::with_capacity(jobs);
+    for item in items {
+        replies.push(match item {
+            ItemOutcome::Failed(failure) => Err(failure),
+            ItemOutcome::Reply(reply) => {
+                let bytes = usize::try_from(reply.body_bytes).unwrap_or(usize::MAX);
+                let (body, after) = rest
+                    .split_at_checked(bytes)
+                    .ok_or(WireError::Malformed("bodies longer than their payload"))?;
+                rest = after;
+                let headers = reply.headers.into_iter();
+                Ok(Reply {
+                    status: reply.status,
+                    reason: reply.reason.to_owned(),
+                    headers: headers.map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
+                    body: Bytes::copy_from_slice(body),
+                })
+            }
+        });
+    }
+    Ok(replies)
 }

@@ -22,6 +22,7 @@ use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 use crate::batch::BatchPolicy;
 use crate::config::HostConfig;
 use crate::error::{ServingError, StartFailure};
+use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
 use crate::pool::dispatcher::{Dispatcher, SlotControl};
@@ -36,6 +37,7 @@ const FIRST_WORKER_ID: u32 = 9000;
 /// What all pools of a server share.
 pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
+    pub(crate) handler_metrics: HandlerMetrics,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
 }
@@ -44,6 +46,7 @@ impl Surroundings {
     pub(crate) fn new(hosts: HostConfig) -> Self {
         Self {
             hosts,
+            handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),
         }
