@@ -261,7 +261,7 @@ mod tests {
         metrics: true,
     };
 
-    fn predict<'p>(path: &'p str) -> (Option<&'p str>, Option<&'p str>, &'p str, bool) {
+    fn predict(path: &str) -> (Option<&str>, Option<&str>, &str, bool) {
         match find(INFERENCE, &Method::GET, path).unwrap() {
             Route::Predict(Predict {
                 model,

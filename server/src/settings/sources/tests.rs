@@ -5,14 +5,14 @@ fn options(arguments: &[&str]) -> Options {
     Options::parse_from(["torchserve"].iter().chain(arguments))
 }
 
-fn loaded(file: &str, arguments: &[&str], environment: Environment) -> Raw {
+fn loaded<const N: usize>(file: &str, arguments: &[&str], environment: [(&str, &str); N]) -> Raw {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.properties");
     fs_err::write(&path, file).unwrap();
     let mut arguments = arguments.to_vec();
     let path = path.display().to_string();
     arguments.extend(["--ts-config", &path]);
-    load(&options(&arguments), &environment).unwrap()
+    load(&options(&arguments), &environment.into()).unwrap()
 }
 
 fn text(raw: &Raw, key: &str) -> String {
@@ -28,7 +28,7 @@ fn the_command_line_beats_the_file() {
     let raw = loaded(
         "model_store=/file\nload_models=a.mar",
         &["--model-store", "/cli"],
-        [].into(),
+        [],
     );
     assert_eq!(text(&raw, "model_store"), "/cli");
     assert_eq!(origin(&raw, "model_store"), "--model-store");
@@ -38,13 +38,13 @@ fn the_command_line_beats_the_file() {
 
 #[test]
 fn the_environment_counts_only_when_the_file_says_so() {
-    let variables = || Environment::from([("TS_JOB_QUEUE_SIZE", "7"), ("TS_MODELS", "{}")]);
-    let off = loaded("job_queue_size=5", &[], variables());
+    let variables = [("TS_JOB_QUEUE_SIZE", "7"), ("TS_MODELS", "{}")];
+    let off = loaded("job_queue_size=5", &[], variables);
     assert_eq!(text(&off, "job_queue_size"), "5");
     let on = loaded(
         "job_queue_size=5\nenable_envvars_config=true",
         &[],
-        variables(),
+        variables,
     );
     assert_eq!(text(&on, "job_queue_size"), "7");
     assert_eq!(origin(&on, "job_queue_size"), "TS_JOB_QUEUE_SIZE");
@@ -58,27 +58,23 @@ fn the_environment_counts_only_when_the_file_says_so() {
 #[test]
 fn the_environment_beats_a_switch_of_the_command_line() {
     let variable = [("TS_DISABLE_TOKEN_AUTHORIZATION", "false")];
-    let raw = loaded("enable_envvars_config=true", &["--dt"], variable.into());
+    let raw = loaded("enable_envvars_config=true", &["--dt"], variable);
     assert_eq!(text(&raw, "disable_token_authorization"), "false");
 }
 
 #[test]
 fn the_allowed_urls_of_the_environment_need_a_second_switch() {
     let variable = [("TS_ALLOWED_URLS", "http://a/.*")];
-    let raw = loaded("enable_envvars_config=true", &[], variable.into());
+    let raw = loaded("enable_envvars_config=true", &[], variable);
     assert_eq!(origin(&raw, "allowed_urls"), DEFAULT);
     let switches = "enable_envvars_config=true\nuse_env_allowed_urls=true";
-    let raw = loaded(switches, &[], variable.into());
+    let raw = loaded(switches, &[], variable);
     assert_eq!(text(&raw, "allowed_urls"), "http://a/.*");
 }
 
 #[test]
 fn unknown_keys_are_told_with_the_nearest_known_one() {
-    let raw = loaded(
-        "jobs_queue_size=5\nmy_plugin.key=1\nio_ratio=60",
-        &[],
-        [].into(),
-    );
+    let raw = loaded("jobs_queue_size=5\nmy_plugin.key=1\nio_ratio=60", &[], []);
     let warnings = raw.warnings();
     assert!(
         warnings[0].contains("Did you mean `job_queue_size`?"),
