@@ -115,16 +115,43 @@ metrics.add_metric("Two", 1, "count", metric_type=MetricTypes.GAUGE)
 metrics.add_metric("Requests2XX", 1, "count", metric_type=MetricTypes.GAUGE)
 metrics.add_metric("with space-and.dots", 1, "count")
 metrics.add_metric("NaN", float("nan"), "count", metric_type=MetricTypes.GAUGE)
-metrics.add_metric("Huge", 1e300, "count")
+metrics.add_metric("Large", 1e15, "count")
+metrics.add_metric("Fine", 1, "widgets", metric_type=MetricTypes.GAUGE)
 metrics.add_metric_to_cache("Labels", "count", ["A"]).add_or_update(1, ["a", "b"])
 result = ["ok"]
 """
     assert server.run(record, "odd").text == "ok"
     assert server.run(record, "odd").text == "ok"
-    wait_until("the gauge is told", lambda: "NaN" in server.metrics(), 5)
+    wait_until("the last one is told", lambda: "Fine" in server.metrics(), 5)
+    for name in ("Down", "Labels"):
+        server.wait_for_output(f"Failed to update metric with name:{name}")
+    for name in ("Two", "Requests2XX", "NaN"):
+        told = rf'is not recorded[^\n]* metric="{name}"'
+        wait_until(
+            f"{name} does not vanish in silence", lambda told=told: re.search(told, server.output)
+        )
     values, types = parsed(server.metrics())
     assert types["Requests2XX"] == "counter"
-    assert not any(name in ("Down", "Labels") for name, _ in values)
+    assert not any(name in ("Down", "Labels", "NaN") for name, _ in values)
+    assert [value for (name, _), value in values.items() if name == "Large"] == [2e15]
+    assert "# HELP Fine Torchserve prometheus gauge metric with unit: widgets\n" in server.metrics()
+
+
+def test_a_label_with_a_value_per_request_does_not_fill_the_page_mt_09(start):
+    server = start()
+    server.serve("many")
+    record = """
+from ts.metrics.dimension import Dimension
+for number in range(3000):
+    context.metrics.add_counter("Each", 1, dimensions=[Dimension("Id", str(number))])
+result = ["ok"]
+"""
+    assert server.run(record, "many").text == "ok"
+    wait_until("some are told", lambda: "Each" in server.metrics(), 5)
+    values, _ = parsed(server.metrics())
+    assert 100 < sum(name == "Each" for name, _ in values) <= 1000
+    server.wait_for_output("is not recorded")
+    assert server.output.count("is not recorded") == 1
 
 
 def test_responses_are_counted_by_their_status(server):
