@@ -138,6 +138,9 @@ fn http_server(
     .workers(settings.http.threads)
     .keep_alive(KEEP_ALIVE)
     .client_request_timeout(HEAD_LIMIT)
+    // A client that closes has given its request up. (Allowing half-closed connections would mean
+    // running requests for clients that are gone.)
+    .h1_allow_half_closed(false)
     .shutdown_timeout(settings.drain_timeout.as_secs())
     .disable_signals();
     for listener in listeners.all {

@@ -47,7 +47,11 @@ fn damaged_archives_are_refused_and_leave_nothing() {
         assert_eq!(list["models"].as_array().unwrap().len(), 0);
     }
     let left = files_below(&server.folder().join("tmp"));
-    assert!(left.iter().all(|path| path.ends_with(".pid") || path.ends_with(".lock")), "{left:?}");
+    assert!(
+        left.iter()
+            .all(|path| path.ends_with(".pid") || path.ends_with(".lock")),
+        "{left:?}"
+    );
 }
 
 #[test]

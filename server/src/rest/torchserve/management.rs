@@ -405,6 +405,7 @@ struct DescribedWorker {
     pid: u32,
     gpu: bool,
     gpu_usage: String,
+    generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<String>,
 }
@@ -471,6 +472,7 @@ impl DescribedWorker {
             gpu_usage: worker
                 .gpu_id
                 .map_or_else(|| "N/A".to_owned(), |id| format!("gpuId::{id}")),
+            generation: worker.generation,
             last_failure: worker.last_failure.clone(),
         }
     }
