@@ -198,17 +198,21 @@ def test_all_workers_of_a_dead_process_answer_and_come_back(server, death):
     server.manage("DELETE", f"/models/{model}")
 
 
-def test_others_are_served_while_a_model_loads_or_fails(server):
-    write_model(server.store, "slow", loading("import time; time.sleep(3)"))
+def test_others_are_served_while_a_model_loads(server, tmp_path):
+    gate = tmp_path / "gate"
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    write_model(server.store, "slow", loading(waits))
     assert server.register("slow", synchronous="false").status_code == 202
-    started = time.monotonic()
-    for _ in range(20):
-        assert server.run("result = ['quick']").text == "quick"
-        assert server.infer("/ping", method="GET").status_code == 200
-        assert server.manage("GET", "/models").status_code == 200
-    assert time.monotonic() - started < 2.5
-    # A request to the one that loads waits for it.
-    assert server.predict("slow", b"x").text == "loaded"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.predict, "slow", b"x")
+        for _ in range(20):
+            assert server.run("result = ['quick']").text == "quick"
+            assert server.infer("/ping", method="GET").status_code == 200
+            assert "slow" in server.models()
+        assert server.describe("slow")["workers"][0]["status"] == "UNLOADING"
+        gate.touch()
+        # A request to the one that loads has waited for it.
+        assert waiting.result().text == "loaded"
 
 
 def test_a_worker_with_threads_and_children_of_its_own_ends_with_its_model(server):

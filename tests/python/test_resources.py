@@ -48,7 +48,7 @@ def test_memory_and_descriptors_are_flat_under_traffic_rs_08(start):
         traffic()
     # 1,500 requests, 375 MiB of bodies.
     for pid, before in base.items():
-        assert resident(pid) - before < 12 * MIB, "memory grows with traffic"
+        assert resident(pid) - before < 4 * MIB, "memory grows with traffic"
     wait_until("descriptors are given back", lambda: descriptors(server.pid) <= files + 4, 5)
 
 
