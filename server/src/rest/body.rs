@@ -154,10 +154,13 @@ async fn multipart(
         // The file's name says nothing: it is neither looked at nor kept.
         let content_type = match field.file_name() {
             None => String::new(),
-            Some(_) => field.content_type().map_or_else(
-                || "application/octet-stream".to_owned(),
-                ToString::to_string,
-            ),
+            // As sent: what a handler gets depends on its letters' case too.
+            Some(_) => field
+                .headers()
+                .get(CONTENT_TYPE.as_str())
+                .and_then(|value| value.to_str().ok())
+                .unwrap_or("application/octet-stream")
+                .to_owned(),
         };
         let value = field.bytes().await.map_err(bad)?;
         add(

@@ -40,20 +40,27 @@ impl Exporter {
     }
 }
 
-/// Rewrites the exporter's text: a comma after the last label, values with a decimal point, and
-/// only the samples asked for.
+/// Rewrites the exporter's text: a comma after the last label, values with a decimal point,
+/// families in order of their names, and only the samples asked for.
 fn as_torchserve(text: &str, names: &HashSet<&str>) -> String {
+    // A blank line ends each family.
+    let mut families: Vec<&str> = text.split("\n\n").collect();
+    families.sort_unstable_by_key(|family| family_name(family));
     let mut result = String::with_capacity(text.len() + text.len() / 16);
+    for family in families {
+        rewrite_family(family, names, &mut result);
+    }
+    result
+}
+
+fn family_name(family: &str) -> &str {
+    family.split(' ').nth(2).unwrap_or_default()
+}
+
+fn rewrite_family(text: &str, names: &HashSet<&str>, result: &mut String) {
     let mut heading = String::new();
-    let mut family = "";
     for line in text.lines() {
         if line.starts_with('#') {
-            let of = line.split(' ').nth(2).unwrap_or_default();
-            if of != family {
-                // The samples of the family before were not asked for.
-                heading.clear();
-                family = of;
-            }
             heading.push_str(line);
             heading.push('\n');
             continue;
@@ -84,7 +91,6 @@ fn as_torchserve(text: &str, names: &HashSet<&str>) -> String {
         }
         result.push('\n');
     }
-    result
 }
 
 /// Name of this machine, a label of every metric of the server as a whole.
@@ -131,8 +137,8 @@ impl ResponseCounts {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "# HELP a help\n# TYPE a counter\na{l=\"x}, y\",m=\"1 2\"} 8\na{l=\"z\"} 1.5\n\n\
-        # TYPE b gauge\nb 3\nb_sum NaN\n\n";
+    const TEXT: &str = "# TYPE b gauge\nb 3\nb_sum NaN\n\n# HELP a help\n# TYPE a counter\n\
+        a{l=\"x}, y\",m=\"1 2\"} 8\na{l=\"z\"} 1.5\n\n";
 
     #[test]
     fn labels_end_with_a_comma_and_values_have_a_point() {

@@ -434,7 +434,7 @@ impl Described {
             max_retry_timeout_in_sec: limits.max_retry_timeout.as_secs(),
             client_timeout_in_mills: limits.client_timeout.unwrap_or_default().as_millis(),
             parallel_type: "",
-            parallel_level: 1,
+            parallel_level: 0,
             device_type: version
                 .device_type
                 .map(ts_types::DeviceType::as_str)
