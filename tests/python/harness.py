@@ -114,6 +114,9 @@ class Server:
         ports = [
             f"{api}_address=http://127.0.0.1:0" for api in ("inference", "management", "metrics")
         ]
+        if not TARGET.is_relative_to(ROOT):
+            # Built elsewhere, and the environment's variables may be hidden from it.
+            ports.append(f"python={ROOT / '.venv/bin/python'}")
         self.config_file = folder / "config.properties"
         self.config_file.write_text("\n".join([*ports, *config]) + "\n")
         self.args = list(args)
@@ -252,7 +255,6 @@ class Server:
         host, port = getattr(self, api).removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT) as connection:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
     def work_folders(self) -> list[str]:
