@@ -58,8 +58,8 @@ demo: build $(VENV)/.example-installed ## serve a pretrained image classifier an
 	examples/image_classifier/run.sh
 
 .PHONY: bench
-bench: build ## load runs against plain torch (tests/bench)
-	$(PLUGIN_ENV) tests/bench/run.sh
+bench: build $(VENV)/.example-installed ## load runs beside a bare echo server and plain torch
+	tests/bench/run.py
 
 # --- checks --------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 //! The real server, on its echo backend: everything between a socket and a worker that needs
 //! neither torch nor Python. `tests/python` does the same with Python handlers.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
+
 mod archives;
 mod batching;
 mod hosts;

@@ -31,7 +31,10 @@ pub fn run() -> ExitCode {
     let ended = match &setup.python {
         None => serve(control, &(Arc::new(EchoFactory) as Arc<dyn BackendFactory>)),
         Some(places) => {
-            let socket = control.into_socket();
+            let socket = match control.into_socket() {
+                Ok(socket) => socket,
+                Err(error) => return report(&error.into()),
+            };
             let kept = socket.try_clone().ok();
             let ran = postcard_bytes(&setup).and_then(|bytes| run_plugin(places, &bytes, socket));
             // Whatever kept the plugin from running; the plugin reports for itself.
@@ -60,7 +63,7 @@ pub fn run() -> ExitCode {
 pub fn serve(mut control: Channel, factory: &Arc<dyn BackendFactory>) -> Result<(), HostError> {
     control.send(&HostReply::Ready, None)?;
     loop {
-        let (request, socket) = match control.receive(None, None) {
+        let (request, socket) = match control.receive(None) {
             Ok(incoming) => (incoming.header::<ControlRequest>()?, incoming.descriptor),
             // The server is gone or has no more use for this host. Workers may sit in a call that
             // never ends; returning from here ends the process under them.
@@ -79,7 +82,7 @@ pub fn serve(mut control: Channel, factory: &Arc<dyn BackendFactory>) -> Result<
 }
 
 fn set_up(control: &mut Channel) -> Result<HostSetup, HostError> {
-    let incoming = control.receive(None, None)?;
+    let incoming = control.receive(None)?;
     incoming
         .header::<HostSetup>()
         .map_err(|_| HostError::NotSetUp {

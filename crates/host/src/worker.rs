@@ -49,7 +49,7 @@ pub(crate) fn spawn(
 }
 
 fn work(channel: &mut Channel, factory: &dyn BackendFactory) -> Result<(), WireError> {
-    let model = match channel.receive(None, None)?.header()? {
+    let model = match channel.receive(None)?.header()? {
         WorkerRequest::Load(model) => model,
         WorkerRequest::Run(_) => return Err(WireError::Malformed("a batch before a model")),
         WorkerRequest::Stop => return Ok(()),
@@ -61,7 +61,7 @@ fn work(channel: &mut Channel, factory: &dyn BackendFactory) -> Result<(), WireE
     channel.send(&WorkerReply::Loaded, None)?;
     loop {
         let result = {
-            let incoming = channel.receive(None, None)?;
+            let incoming = channel.receive(None)?;
             match incoming.header()? {
                 WorkerRequest::Run(run) => backend.run(&batch_of(run, incoming.payload)?),
                 WorkerRequest::Stop => return Ok(()),

@@ -14,10 +14,11 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -47,8 +48,10 @@ const MAX_SLICES: usize = 512;
 
 /// One end of a socket pair. Blocking, and owned by one thread.
 pub struct Channel {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     max_payload_bytes: u64,
+    /// What the kernel was last told to wait for a read at most; zero is for ever.
+    read_limit: Duration,
     header: Vec<u8>,
     /// Bytes received and not yet consumed: `received[start..end]`.
     received: Vec<u8>,
@@ -66,6 +69,28 @@ pub struct Incoming<'a> {
     pub payload: &'a [u8],
     /// A descriptor that was sent with the message.
     pub descriptor: Option<OwnedFd>,
+}
+
+/// Ends a channel from another thread: what was received can still be read, then it is closed. A
+/// channel that is gone already is none to end.
+///
+/// This is how the end of a process reaches whoever waits for its words, even where a grandchild
+/// has inherited its end of the socket: the wait itself stays a single system call.
+#[derive(Debug)]
+pub struct HangUp(Weak<OwnedFd>);
+
+impl HangUp {
+    /// Ends it.
+    pub fn now(&self) {
+        if let Some(socket) = self.0.upgrade() {
+            let _closed_before = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Whether there is a channel left to end.
+    pub fn is_pending(&self) -> bool {
+        self.0.strong_count() > 0
+    }
 }
 
 impl<'a> Incoming<'a> {
@@ -96,8 +121,9 @@ impl Channel {
     /// Takes one end. `max_payload_bytes` bounds what the peer may send in one message.
     pub fn new(socket: OwnedFd, max_payload_bytes: u64) -> Self {
         Self {
-            socket,
+            socket: Arc::new(socket),
             max_payload_bytes,
+            read_limit: Duration::ZERO,
             header: Vec::with_capacity(1024),
             received: vec![0; READ_BYTES],
             start: 0,
@@ -108,9 +134,24 @@ impl Channel {
         }
     }
 
-    /// Gives the socket back; whatever was received and not read is lost.
-    pub fn into_socket(self) -> OwnedFd {
-        self.socket
+    /// A descriptor of its own for the same socket, for handing the channel on; whatever was
+    /// received and not read is lost.
+    ///
+    /// # Errors
+    /// [`WireError::System`] when descriptors run out.
+    pub fn into_socket(self) -> Result<OwnedFd, WireError> {
+        match Arc::try_unwrap(self.socket) {
+            Ok(socket) => Ok(socket),
+            Err(shared) => shared.try_clone().map_err(|source| WireError::System {
+                call: "fcntl(F_DUPFD)",
+                source,
+            }),
+        }
+    }
+
+    /// What ends this channel from another thread.
+    pub fn hang_up(&self) -> HangUp {
+        HangUp(Arc::downgrade(&self.socket))
     }
 
     /// Sends a message without a payload, with a descriptor if given.
@@ -163,17 +204,12 @@ impl Channel {
         send_all(&self.socket, &self.header, &[], descriptor)
     }
 
-    /// Waits for the next message, until `deadline` if given, and no longer than the process
-    /// behind `peer` lives.
+    /// Waits for the next message, until `deadline` if given.
     ///
     /// # Errors
     /// [`WireError`]; after any of them the channel is of no more use.
-    pub fn receive(
-        &mut self,
-        deadline: Option<Instant>,
-        peer: Option<BorrowedFd<'_>>,
-    ) -> Result<Incoming<'_>, WireError> {
-        self.fill_to(PREFIX_BYTES, deadline, peer)?;
+    pub fn receive(&mut self, deadline: Option<Instant>) -> Result<Incoming<'_>, WireError> {
+        self.fill_to(PREFIX_BYTES, deadline)?;
         let prefix = &self.received[self.start..self.start + PREFIX_BYTES];
         let header_bytes = u64::from(read_u32(&prefix[0..4]));
         let flags = read_u32(&prefix[4..8]);
@@ -195,7 +231,7 @@ impl Channel {
         let header_at = PREFIX_BYTES;
         let payload_at = header_at + header_bytes as usize;
         let total = payload_at + inline_bytes as usize;
-        self.fill_to(total, deadline, peer)?;
+        self.fill_to(total, deadline)?;
 
         let message = self.start;
         self.start += total;
@@ -252,12 +288,7 @@ impl Channel {
     }
 
     /// Reads until at least `bytes` are buffered.
-    fn fill_to(
-        &mut self,
-        bytes: usize,
-        deadline: Option<Instant>,
-        peer: Option<BorrowedFd<'_>>,
-    ) -> Result<(), WireError> {
+    fn fill_to(&mut self, bytes: usize, deadline: Option<Instant>) -> Result<(), WireError> {
         if self.end - self.start >= bytes {
             return Ok(());
         }
@@ -274,12 +305,40 @@ impl Channel {
             }
         }
         while self.end - self.start < bytes {
-            wait_readable(&self.socket, deadline, peer)?;
+            self.limit_read(deadline)?;
             self.read_some()?;
         }
         Ok(())
     }
 
+    /// Tells the kernel how long the next read may wait. A deadline further away than a moment is
+    /// approached in whole seconds, so that one setting serves a whole series of reads.
+    fn limit_read(&mut self, deadline: Option<Instant>) -> Result<(), WireError> {
+        let limit = match deadline {
+            None => Duration::ZERO,
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(WireError::TimedOut);
+                }
+                if left > Duration::from_secs(2) {
+                    Duration::from_secs(left.as_secs())
+                } else {
+                    left.max(Duration::from_millis(1))
+                }
+            }
+        };
+        if limit != self.read_limit {
+            let given = (!limit.is_zero()).then_some(limit);
+            set_socket_timeout(&*self.socket, Timeout::Recv, given)
+                .map_err(WireError::system("setsockopt(SO_RCVTIMEO)"))?;
+            self.read_limit = limit;
+        }
+        Ok(())
+    }
+
+    /// Reads what is there. Nothing may come before the read's limit; the caller looks at its
+    /// deadline again.
     fn read_some(&mut self) -> Result<(), WireError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -296,6 +355,7 @@ impl Channel {
             Ok(message) if message.bytes == 0 => return Err(WireError::Closed),
             Ok(message) => message.bytes,
             Err(Errno::CONNRESET) => return Err(WireError::Closed),
+            Err(Errno::AGAIN) => return Ok(()),
             Err(errno) => return Err(WireError::system("recvmsg")(errno)),
         };
         self.end += count;
@@ -325,58 +385,6 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::INTR) => {}
             result => return result,
-        }
-    }
-}
-
-/// Waits until `socket` has something to read, or the peer's process has ended with nothing left
-/// to read.
-fn wait_readable(
-    socket: &OwnedFd,
-    deadline: Option<Instant>,
-    peer: Option<BorrowedFd<'_>>,
-) -> Result<(), WireError> {
-    if deadline.is_none() && peer.is_none() {
-        // Nothing else to watch: let the read itself block.
-        return Ok(());
-    }
-    loop {
-        let timeout = match deadline {
-            None => None,
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(WireError::TimedOut);
-                }
-                Timespec::try_from(left).ok()
-            }
-        };
-        let on_socket = PollFd::new(socket, PollFlags::IN);
-        let ready = match peer {
-            None => poll(&mut [on_socket], timeout.as_ref()),
-            Some(peer) => {
-                let on_peer = PollFd::from_borrowed_fd(peer, PollFlags::IN);
-                let mut watched = [on_socket, on_peer];
-                let ready = poll(&mut watched, timeout.as_ref());
-                if ready == Ok(1) && watched[0].revents().is_empty() {
-                    // What a process wrote before it ended still counts, and it may have written
-                    // between the kernel's look at the socket and its look at the process.
-                    let now = Timespec {
-                        tv_sec: 0,
-                        tv_nsec: 0,
-                    };
-                    let left = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now));
-                    if left == Ok(0) {
-                        return Err(WireError::PeerExited);
-                    }
-                }
-                ready
-            }
-        };
-        match ready {
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => return Ok(()),
-            Err(errno) => return Err(WireError::system("poll")(errno)),
         }
     }
 }
@@ -423,8 +431,6 @@ fn send_all(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::frame::{BatchDone, BatchOutcome, WorkerReply, WorkerRequest};
 
@@ -460,12 +466,12 @@ mod tests {
                     let body: Vec<u8> = (0..size).map(|at: usize| (at % 251) as u8).collect();
                     let (left, right) = body.split_at(size / 3);
                     one.send_payload(&size, &[left, right]).unwrap();
-                    one.receive(soon(), None).unwrap();
+                    one.receive(soon()).unwrap();
                 }
             })
             .unwrap();
         for size in sizes {
-            let incoming = other.receive(soon(), None).unwrap();
+            let incoming = other.receive(soon()).unwrap();
             assert_eq!(incoming.header::<usize>().unwrap(), size);
             assert_eq!(incoming.payload.len(), size);
             let intact = incoming
@@ -486,7 +492,7 @@ mod tests {
             one.send_payload(&number, &[&number.to_le_bytes()]).unwrap();
         }
         for number in 0..100_u32 {
-            let incoming = other.receive(soon(), None).unwrap();
+            let incoming = other.receive(soon()).unwrap();
             assert_eq!(incoming.header::<u32>().unwrap(), number);
             assert_eq!(incoming.payload, number.to_le_bytes());
         }
@@ -499,11 +505,11 @@ mod tests {
         one.send(&1_u8, None).unwrap();
         one.send(&2_u8, Some(far.as_fd())).unwrap();
         drop(far);
-        assert!(other.receive(soon(), None).unwrap().descriptor.is_none());
-        let descriptor = other.receive(soon(), None).unwrap().descriptor.unwrap();
+        assert!(other.receive(soon()).unwrap().descriptor.is_none());
+        let descriptor = other.receive(soon()).unwrap().descriptor.unwrap();
         let (mut near, mut far) = (Channel::new(near, LIMIT), Channel::new(descriptor, LIMIT));
         near.send(&WorkerRequest::Stop, None).unwrap();
-        let stop = far.receive(soon(), None).unwrap();
+        let stop = far.receive(soon()).unwrap();
         assert!(matches!(
             stop.header::<WorkerRequest<'_>>().unwrap(),
             WorkerRequest::Stop
@@ -515,36 +521,53 @@ mod tests {
         let (one, mut other) = ends();
         let soon = Instant::now() + Duration::from_millis(5);
         assert!(matches!(
-            other.receive(Some(soon), None),
+            other.receive(Some(soon)),
             Err(WireError::TimedOut)
         ));
         drop(one);
-        assert!(matches!(other.receive(None, None), Err(WireError::Closed)));
+        assert!(matches!(other.receive(None), Err(WireError::Closed)));
         assert!(matches!(other.send(&(), None), Err(WireError::Closed)));
     }
 
     #[test]
-    fn the_last_words_of_a_process_are_heard_before_its_end() {
-        for _ in 0..50 {
-            let (one, other) = Channel::pair().unwrap();
-            let mut child = std::process::Command::new("sh")
-                .args(["-c", "head -c 16 /dev/zero"])
-                .stdout(std::process::Stdio::from(one))
-                .spawn()
-                .unwrap();
-            let pid = rustix::process::Pid::from_child(&child);
-            let pidfd =
-                rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-            let mut other = Channel::new(other, LIMIT);
-            // Sixteen zero bytes are an empty message.
-            other.receive(soon(), Some(pidfd.as_fd())).unwrap();
-            let end = other.receive(soon(), Some(pidfd.as_fd())).err().unwrap();
-            assert!(
-                matches!(end, WireError::Closed | WireError::PeerExited),
-                "{end}"
-            );
-            child.wait().unwrap();
-        }
+    fn hanging_up_ends_a_wait_after_the_last_words() {
+        let (mut one, mut other) = ends();
+        one.send(&7_u8, None).unwrap();
+        let hang_up = other.hang_up();
+        hang_up.now();
+        // The other end is still open, as when a grandchild holds it.
+        assert_eq!(other.receive(None).unwrap().header::<u8>().unwrap(), 7);
+        assert!(matches!(other.receive(None), Err(WireError::Closed)));
+        let hang_up = one.hang_up();
+        let waiting = std::thread::Builder::new()
+            .spawn(move || matches!(one.receive(soon()), Err(WireError::Closed)))
+            .unwrap();
+        hang_up.now();
+        assert!(waiting.join().unwrap());
+        assert!(!hang_up.is_pending());
+    }
+
+    #[test]
+    fn a_deadline_holds_however_slowly_a_message_drips() {
+        let (one, other) = Channel::pair().unwrap();
+        let mut other = Channel::new(other, LIMIT);
+        let writer = std::thread::Builder::new()
+            .spawn(move || {
+                // Fewer bytes than a prefix has.
+                for _ in 0..PREFIX_BYTES - 1 {
+                    let _reader_gave_up = rustix::io::write(&one, &[0]);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            })
+            .unwrap();
+        let started = Instant::now();
+        let limit = Duration::from_millis(100);
+        assert!(matches!(
+            other.receive(Some(started + limit)),
+            Err(WireError::TimedOut)
+        ));
+        assert!(started.elapsed() >= limit);
+        writer.join().unwrap();
     }
 
     #[test]
@@ -554,7 +577,7 @@ mod tests {
         prefix[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         rustix::io::write(&one, &prefix).unwrap();
         let mut other = Channel::new(other, 1000);
-        let error = other.receive(soon(), None).err().unwrap();
+        let error = other.receive(soon()).err().unwrap();
         assert!(matches!(
             error,
             WireError::TooLarge {
@@ -575,7 +598,7 @@ mod tests {
         send_all(&one, &head, &[], Some(file.as_fd())).unwrap();
         let mut other = Channel::new(other, LIMIT);
         assert!(matches!(
-            other.receive(soon(), None),
+            other.receive(soon()),
             Err(WireError::Malformed(_))
         ));
     }
@@ -584,7 +607,7 @@ mod tests {
     fn garbage_in_a_header_is_an_error() {
         let (mut one, mut other) = ends();
         one.send(&u64::MAX, None).unwrap();
-        let incoming = other.receive(soon(), None).unwrap();
+        let incoming = other.receive(soon()).unwrap();
         assert!(incoming.header::<WorkerReply<'_>>().is_err());
     }
 
@@ -596,7 +619,7 @@ mod tests {
             metrics: vec![],
         });
         one.send_payload(&done, &[b"body"]).unwrap();
-        let incoming = other.receive(soon(), None).unwrap();
+        let incoming = other.receive(soon()).unwrap();
         assert!(matches!(
             incoming.header::<WorkerReply<'_>>().unwrap(),
             WorkerReply::Done(_)

@@ -10,10 +10,6 @@ pub enum WireError {
     /// Nothing arrived before the deadline.
     #[error("no message arrived in time")]
     TimedOut,
-    /// The peer's process has ended, although its end of the channel is still open somewhere
-    /// (a grandchild may have inherited it).
-    #[error("the other process has ended")]
-    PeerExited,
     /// A length in a message is over what this end accepts.
     #[error("a message announces {announced} bytes, over the limit of {limit}")]
     TooLarge {

@@ -11,7 +11,7 @@ mod error;
 pub mod frame;
 mod shared;
 
-pub use channel::{Channel, Incoming};
+pub use channel::{Channel, HangUp, Incoming};
 pub use error::WireError;
 
 /// Encodes a message for another way than a channel: the plugin's C interface.

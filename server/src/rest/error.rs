@@ -96,6 +96,17 @@ pub(crate) enum RestError {
         /// The status.
         status: u16,
     },
+    /// More headers than a client will read.
+    #[error(
+        "the handler set {bytes} bytes of headers, over the limit of {limit}. Send large values in \
+         the body"
+    )]
+    HeadersTooLarge {
+        /// Their size.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The handler did not describe its model. The words are TorchServe's.
     #[error("Failed to get customized model matadata.")]
     NotDescribed(#[source] ServingError),
@@ -137,7 +148,7 @@ impl Classify for RestError {
             | Self::BadId(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::TooLarge { .. } => ErrorClass::TooLarge,
             Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
-            Self::BadStatus { .. } => ErrorClass::HandlerFailed,
+            Self::BadStatus { .. } | Self::HeadersTooLarge { .. } => ErrorClass::HandlerFailed,
             Self::NotDescribed(_) => ErrorClass::WorkerLost,
             Self::KeyFile(_) | Self::Unfinished(_) => ErrorClass::Internal,
             Self::Serving(error) => error.class(),

@@ -3,7 +3,8 @@
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
-    CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, SET_COOKIE,
+    CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, InvalidHeaderValue, RETRY_AFTER,
+    SET_COOKIE,
 };
 use parking_lot::RwLock;
 use serde::Serialize;
@@ -27,6 +28,9 @@ const OF_THE_CONNECTION: &[&str] = &[
     "transfer-encoding",
     "upgrade",
 ];
+
+/// Bytes that all headers of one answer may have: clients break off above this.
+const MAX_HEADER_BYTES: usize = 64 << 10;
 
 /// A JSON body as TorchServe writes it: pretty, with a newline at the end.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
@@ -104,17 +108,25 @@ pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
     if status.is_informational() {
         return Err(bad_status());
     }
+    let header_bytes = reply
+        .headers
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
+    if header_bytes > MAX_HEADER_BYTES {
+        return Err(RestError::HeadersTooLarge {
+            bytes: header_bytes,
+            limit: MAX_HEADER_BYTES,
+        });
+    }
     let mut response = HttpResponse::new(status);
     // Empty unless the handler says something, whatever the status, as TorchServe sends it.
     response.head_mut().reason = Some(phrase(&reply.reason));
     let headers = response.headers_mut();
     for (name, value) in &reply.headers {
-        let parsed = (
-            HeaderName::from_bytes(name.as_bytes()),
-            HeaderValue::from_str(value),
-        );
+        let parsed = (HeaderName::from_bytes(name.as_bytes()), header_value(value));
         let (Ok(name), Ok(value)) = parsed else {
-            tracing::debug!(header = ?name, "a handler set a header that cannot be sent");
+            tracing::warn!(header = ?name, "a handler set a header that cannot be sent");
             continue;
         };
         if OF_THE_CONNECTION.contains(&name.as_str()) {
@@ -133,6 +145,19 @@ pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
         return Ok(response);
     }
     Ok(response.set_body(actix_web::body::BoxBody::new(reply.body)))
+}
+
+/// The value as HTTP carries it: visible ASCII and Latin-1.
+fn header_value(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+    if text.is_ascii() {
+        return HeaderValue::from_str(text);
+    }
+    let latin_1 = text
+        .chars()
+        .map(u8::try_from)
+        .collect::<Result<Vec<u8>, _>>();
+    // What is beyond Latin-1 is refused in its own encoding, as a line feed is.
+    HeaderValue::from_bytes(latin_1.as_deref().unwrap_or(b"\n"))
 }
 
 /// The phrase in the form that actix wants it: one that lives as long as the server. Handlers use
@@ -223,6 +248,19 @@ mod tests {
             ]
         );
         assert_eq!(response.head().reason(), "");
+    }
+
+    #[test]
+    fn headers_are_latin_1_and_not_endless() {
+        let response = replied(200, "", &[("x-a", "caf\u{e9}"), ("x-b", "\u{5317}")]).unwrap();
+        assert_eq!(
+            response.headers().get("x-a").unwrap().as_bytes(),
+            b"caf\xe9"
+        );
+        assert!(response.headers().get("x-b").is_none());
+        let long = "y".repeat(MAX_HEADER_BYTES);
+        let error = replied(200, "", &[("x-a", &long)]).unwrap_err();
+        assert!(matches!(error, RestError::HeadersTooLarge { .. }));
     }
 
     #[test]

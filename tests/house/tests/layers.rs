@@ -24,6 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("ts-archiver", &["ts-types", "ts-archive"]),
     ("ts-test", &["ts-types", "ts-archive"]),
     ("ts-house", &[]),
+    ("ts-bench", &[]),
 ];
 
 /// The bindings to torch and Python, by the names of the crates that link them.

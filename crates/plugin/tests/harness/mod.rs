@@ -166,7 +166,7 @@ impl Host {
     fn reply(&self) -> HostReply {
         let mut control = self.control.lock().unwrap();
         let control = control.as_mut().unwrap();
-        let incoming = control.receive(soon(), Some(self.process.as_fd()));
+        let incoming = control.receive(soon());
         incoming.unwrap().header().unwrap()
     }
 
@@ -310,7 +310,7 @@ type Answers = Vec<Result<Answer, RunFailure>>;
 
 impl Worker {
     fn next(&mut self) -> Result<Incoming<'_>, WireError> {
-        self.channel.receive(soon(), Some(self.process.as_fd()))
+        self.channel.receive(soon())
     }
 
     /// Sends a batch whose requests have one part each, `data`.

@@ -251,7 +251,10 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let host = self.host(deadline).map_err(|error| host_failure(&error))?;
+        let host = self.host(deadline).map_err(|error| match error {
+            HostStartError::Wire(WireError::TimedOut) => self.timed_out("while it started", limit),
+            other => host_failure(&other),
+        })?;
         *self.control.host.lock() = Some(Arc::clone(&host));
         if self.control.stopping() && self.spec.isolation == Isolation::Process {
             // Asked to end before there was a host to kill.
@@ -267,7 +270,7 @@ impl Dispatcher {
         let mut channel = host
             .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
             .map_err(|error| host_failure(&error))?;
-        let loaded = load(&mut channel, &self.spec, &host, deadline);
+        let loaded = load(&mut channel, &self.spec, deadline);
         match loaded {
             Ok(()) => {}
             Err(LoadError::Refused(failure)) => {
@@ -340,7 +343,7 @@ impl Dispatcher {
                 }
                 return End::Lost(self.lost(
                     &worker.host,
-                    &WireError::PeerExited,
+                    &WireError::Closed,
                     "while it was idle",
                     Duration::ZERO,
                 ));
@@ -354,9 +357,7 @@ impl Dispatcher {
                 return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
             }
             let limit = self.spec.limits.read().response_timeout;
-            let received = worker
-                .channel
-                .receive(Some(handed_over + limit), Some(worker.host.pidfd()));
+            let received = worker.channel.receive(Some(handed_over + limit));
             let backend_time = handed_over.elapsed();
             let read = received.and_then(|incoming| match incoming.header()? {
                 WorkerReply::Done(done) => Ok((
@@ -420,22 +421,38 @@ impl Dispatcher {
                     false,
                 )
             }
-            WireError::Closed | WireError::PeerExited => {
-                match host.wait_for_exit(EXIT_SHOWS_WITHIN) {
-                    Some(exit) => failure(
-                        format!("{} {during}", exit.describe()),
-                        exit.out_of_memory(),
-                    ),
-                    None => {
-                        self.end_lonely_host(host);
-                        failure(format!("the worker thread ended {during}"), false)
-                    }
+            WireError::Closed => match host.wait_for_exit(EXIT_SHOWS_WITHIN) {
+                Some(exit) => failure(
+                    format!("{} {during}", exit.describe()),
+                    exit.out_of_memory(),
+                ),
+                None => {
+                    self.end_lonely_host(host);
+                    failure(format!("the worker thread ended {during}"), false)
                 }
-            }
+            },
             other => {
                 host.kill();
                 failure(format!("{other} {during}"), false)
             }
+        }
+    }
+
+    /// The failure of a worker that was killed for its silence, told in the words that people's
+    /// alerts look for.
+    fn timed_out(&self, during: &str, limit: Duration) -> StartFailure {
+        tracing::error!(
+            worker = self.name(),
+            "Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: Backend \
+             worker did not respond in given time"
+        );
+        StartFailure {
+            text: format!(
+                "no answer within {} s {during}; it was killed",
+                limit.as_secs()
+            ),
+            out_of_memory: false,
+            permanent: false,
         }
     }
 
@@ -457,17 +474,10 @@ enum LoadError {
     Wire(WireError),
 }
 
-fn load(
-    channel: &mut Channel,
-    spec: &PoolSpec,
-    host: &Host,
-    deadline: Instant,
-) -> Result<(), LoadError> {
+fn load(channel: &mut Channel, spec: &PoolSpec, deadline: Instant) -> Result<(), LoadError> {
     let request = WorkerRequest::Load(spec.load.clone());
     channel.send(&request, None).map_err(LoadError::Wire)?;
-    let incoming = channel
-        .receive(Some(deadline), Some(host.pidfd()))
-        .map_err(LoadError::Wire)?;
+    let incoming = channel.receive(Some(deadline)).map_err(LoadError::Wire)?;
     match incoming.header().map_err(LoadError::Wire)? {
         WorkerReply::Loaded => Ok(()),
         WorkerReply::LoadFailed(failure) => Err(LoadError::Refused(StartFailure {

@@ -1,11 +1,11 @@
 //! Model hosts as the server sees them: start, watch, kill, reap.
 //!
 //! A host is the server's own executable in its hidden `worker` command, in a process group of its
-//! own. One thread per host copies its output to the model log and reaps it; whoever talks to a
-//! worker also watches the process, since a grandchild may hold a socket open.
+//! own. One thread per host copies its output to the model log, reaps it, and then hangs up all its
+//! channels: a grandchild may hold their other ends open, so their closing alone tells nothing.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -15,13 +15,22 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use ts_wire::frame::{ControlRequest, HostReply, HostSetup, PythonPlaces};
-use ts_wire::{Channel, WireError};
+use ts_wire::{Channel, HangUp, WireError};
 
 use crate::config::HostConfig;
 use crate::pool::logs::ModelLog;
 
 /// Control messages carry paths and texts, never bodies.
 const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+
+/// A forward pass allocates and frees the same large tensors every time. By default the C library
+/// gives them back to the system and fetches them again: some 2,300 page faults and 6 ms a photo of
+/// the image classifier. Both are needed: setting one switches off the library's own adjustment of
+/// the other.
+const KEEP_MEMORY: [(&str, &str); 2] = [
+    ("MALLOC_TRIM_THRESHOLD_", "268435456"),
+    ("MALLOC_MMAP_THRESHOLD_", "33554432"),
+];
 
 /// Why there is no host.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +75,8 @@ pub(crate) struct Host {
     pid: Pid,
     pidfd: OwnedFd,
     control: Mutex<Channel>,
+    /// The control channel and those of its workers.
+    hang_ups: Mutex<Vec<HangUp>>,
     ordered_to_end: AtomicBool,
     exit: Mutex<Option<HostExit>>,
     exited: Condvar,
@@ -96,6 +107,11 @@ impl Host {
             // the whole machine.
             .env("OMP_NUM_THREADS", intra_op_threads.to_string())
             .env("MKL_NUM_THREADS", intra_op_threads.to_string());
+        for (name, value) in KEEP_MEMORY {
+            if std::env::var_os(name).is_none() {
+                command.env(name, value);
+            }
+        }
         if let Some(hidden) = &config.hidden_environment {
             for (name, _) in std::env::vars_os() {
                 if name.to_str().is_some_and(|name| hidden.is_match(name)) {
@@ -113,10 +129,12 @@ impl Host {
                 let _already_gone = child.kill();
                 let _nothing_to_reap = child.wait();
             })?;
+        let control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
         let host = Arc::new(Self {
             pid,
             pidfd,
-            control: Mutex::new(Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES)),
+            hang_ups: Mutex::new(vec![control.hang_up()]),
+            control: Mutex::new(control),
             ordered_to_end: AtomicBool::new(false),
             exit: Mutex::new(None),
             exited: Condvar::new(),
@@ -133,6 +151,9 @@ impl Host {
                 Err(error) => tracing::error!(%error, pid = child.id(), "reaping a host failed"),
             }
             watched.exited.notify_all();
+            for channel in watched.hang_ups.lock().iter() {
+                channel.now();
+            }
             // Whatever it started and left behind.
             watched.kill();
             on_exit();
@@ -154,12 +175,12 @@ impl Host {
             None,
         )?;
         let reply = control
-            .receive(Some(deadline), Some(self.pidfd.as_fd()))
+            .receive(Some(deadline))
             .and_then(|incoming| incoming.header());
         match reply {
             Ok(HostReply::Ready) => Ok(()),
             Ok(HostReply::Failed { message }) => Err(HostStartError::Failed(message)),
-            Err(WireError::Closed | WireError::PeerExited) => {
+            Err(WireError::Closed) => {
                 let exit = self.wait_for_exit(Duration::from_secs(1));
                 let how = exit.map_or_else(|| "closed its socket".to_owned(), HostExit::describe);
                 Err(HostStartError::Failed(format!(
@@ -180,17 +201,21 @@ impl Host {
         self.control
             .lock()
             .send(&ControlRequest::AddWorker { worker }, Some(far.as_fd()))?;
-        Ok(Channel::new(near, max_payload_bytes))
+        let channel = Channel::new(near, max_payload_bytes);
+        let hang_up = channel.hang_up();
+        let mut hang_ups = self.hang_ups.lock();
+        hang_ups.retain(HangUp::is_pending);
+        if !self.is_alive() {
+            // It ended before there was this one to hang up.
+            hang_up.now();
+        }
+        hang_ups.push(hang_up);
+        Ok(channel)
     }
 
     /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
-    }
-
-    /// Readable once the process has ended.
-    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
     }
 
     pub(crate) fn is_alive(&self) -> bool {

@@ -540,7 +540,7 @@ mod tests {
             last_failure: None,
         };
         let json = serde_json::to_string(&DescribedWorker::of(&worker)).unwrap();
-        let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":false,"gpuUsage":"N/A"}"#;
+        let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":false,"gpuUsage":"N/A","generation":1}"#;
         assert_eq!(json, expected);
     }
 }
