@@ -255,3 +255,52 @@ fn scaling_down_lets_a_batch_finish() {
         });
     }
 }
+
+#[test]
+fn scaling_to_zero_answers_what_waits() {
+    for isolation in ISOLATIONS {
+        let server = isolated(isolation, "echo:\n  batchMicros: 500000\n");
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = (0..4)
+                .map(|_| {
+                    let request = server.infer("POST", "/predictions/m").body("x");
+                    scope.spawn(move || request.send())
+                })
+                .collect();
+            server.wait_until("three wait", || {
+                server.describe("m")["jobQueueStatus"]["pendingRequests"] == 3
+            });
+            let path = "/models/m?min_worker=0&max_worker=0&synchronous=true";
+            server.manage("PUT", path).send().expect(200);
+            let mut statuses: Vec<u16> = calls
+                .into_iter()
+                .map(|call| call.join().unwrap().status)
+                .collect();
+            statuses.sort_unstable();
+            assert_eq!(statuses, [200, 503, 503, 503], "{isolation}");
+        });
+    }
+}
+
+#[test]
+fn a_model_whose_workers_are_all_given_up_refuses_at_once() {
+    let server = server().start();
+    server.echo_model(
+        "bad",
+        "1.0",
+        "maxRetryTimeoutInSec: 0\necho:\n  loadError: broken\n",
+    );
+    let path = "/models?url=bad&initial_workers=1&synchronous=false";
+    server.manage("POST", path).send().expect(202);
+    server.wait_until("the worker is given up", || {
+        server
+            .infer("POST", "/predictions/bad")
+            .body("x")
+            .send()
+            .status
+            == 503
+    });
+    server.infer("GET", "/ping").send().expect(500);
+    server.manage("DELETE", "/models/bad").send().expect(200);
+    server.infer("GET", "/ping").send().expect(200);
+}

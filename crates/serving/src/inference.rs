@@ -47,7 +47,14 @@ impl InferenceService {
             }
             let (job, answered) = Job::new(request, arrived);
             match found.pool.spec().queue.push(job) {
-                Ok(()) => return await_answer(&found, answered, arrived, version_named).await,
+                Ok(()) => {
+                    if found.pool.healthy_workers() == 0 {
+                        // The last worker went between the look above and the push, and had no
+                        // chance to answer what it could not see.
+                        found.pool.refuse_waiting();
+                    }
+                    return await_answer(&found, answered, arrived, version_named).await;
+                }
                 Err(NotQueued::Full(job)) => {
                     return Err(refused(&job.request, Refusal::QueueFull));
                 }

@@ -228,6 +228,11 @@ impl ManagementService {
                 cause,
             });
         }
+        if core.is_stopping() {
+            published.pool.finish(Duration::ZERO).await;
+            remove_fetched(&published);
+            return Err(ServingError::ShuttingDown);
+        }
         self.publish(&published, &reservation);
         let workers = limits.min_workers;
         tracing::info!(model = %name, version = %version, workers, "model registered");
@@ -543,6 +548,7 @@ async fn finish_resizing(
     let stopped = resizing.stopped(limit).await;
     if version.pool.is_empty() {
         resizing.drop_shared_host();
+        version.pool.refuse_waiting();
     }
     started.map_err(|cause: StartFailure| ServingError::WorkerStart {
         model: version.name.clone(),

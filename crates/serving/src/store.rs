@@ -1,12 +1,19 @@
 //! From the `url` of a registration to a file or folder on this machine
 //! (*torchserve-contract* 5.2).
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use regex::RegexSet;
+use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use tokio::io::AsyncWriteExt;
+use url::Host;
 
 use crate::config::ServingConfig;
 use crate::error::ServingError;
@@ -47,11 +54,19 @@ pub(crate) async fn locate(config: &ServingConfig, url: &str) -> Result<Located,
     };
     match scheme.to_ascii_lowercase().as_str() {
         scheme @ ("http" | "https" | "file") => {
-            check_allowed(&config.allowed_urls, url)?;
+            // Compared in the one spelling that is also fetched: `127.1` is `127.0.0.1` by then.
+            let parsed = Url::parse(url).map_err(|error| {
+                ServingError::BadRegistration(format!("`{url}` is not a URL: {error}"))
+            })?;
+            if !may_fetch(&config.allowed_urls, &parsed) {
+                return Err(ServingError::UrlNotAllowed {
+                    url: url.to_owned(),
+                });
+            }
             if scheme == "file" {
-                copy(config, url).await
+                copy(config, &parsed).await
             } else {
-                download(config, url).await
+                download(config, &parsed).await
             }
         }
         other => Err(ServingError::BadRegistration(format!(
@@ -78,12 +93,62 @@ fn is_relative(url: &str) -> bool {
     true
 }
 
-fn check_allowed(allowed: &RegexSet, url: &str) -> Result<(), ServingError> {
-    if allowed.is_match(url) {
-        Ok(())
-    } else {
-        Err(ServingError::UrlNotAllowed {
-            url: url.to_owned(),
+/// Whether the operator's list lets the server fetch from `url`.
+///
+/// Cloud metadata services and other link-local addresses hand out credentials to whoever asks from
+/// this machine; the default list allows every host, so these need a pattern that names them. A user
+/// name in a URL can make it look like another host's and is never allowed.
+fn may_fetch(allowed: &RegexSet, url: &Url) -> bool {
+    if !url.username().is_empty() || url.password().is_some() {
+        return false;
+    }
+    if !allowed.is_match(url.as_str()) {
+        return false;
+    }
+    let guarded = match url.host() {
+        Some(Host::Ipv4(address)) => is_guarded(address.into()),
+        Some(Host::Ipv6(address)) => is_guarded(address.into()),
+        Some(Host::Domain(name)) => name
+            .trim_end_matches('.')
+            .eq_ignore_ascii_case("metadata.google.internal"),
+        None => false,
+    };
+    !guarded || url.host_str().is_some_and(|host| is_named(allowed, host))
+}
+
+/// Whether a pattern of the list spells this host out.
+fn is_named(allowed: &RegexSet, host: &str) -> bool {
+    let escaped = regex::escape(host);
+    allowed
+        .patterns()
+        .iter()
+        .any(|pattern| pattern.contains(&escaped) || pattern.contains(host))
+}
+
+fn is_guarded(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => {
+            address.is_link_local() || address == Ipv4Addr::new(100, 100, 100, 200)
+        }
+        IpAddr::V6(address) => {
+            address.is_unicast_link_local()
+                || address == Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)
+        }
+    }
+}
+
+/// Looks names up without the guarded addresses, so that a name cannot stand for one either.
+struct GuardedNames;
+
+impl Resolve for GuardedNames {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let safe: Vec<SocketAddr> = found.filter(|address| !is_guarded(address.ip())).collect();
+            if safe.is_empty() {
+                return Err(format!("`{}` has no address that may be asked", name.as_str()).into());
+            }
+            Ok(Box::new(safe.into_iter()) as Addrs)
         })
     }
 }
@@ -150,11 +215,19 @@ fn failed(url: &str) -> impl Fn(Box<dyn std::error::Error + Send + Sync>) -> Ser
     }
 }
 
-async fn copy(config: &ServingConfig, url: &str) -> Result<Located, ServingError> {
-    let failed = failed(url);
-    let target = target(config, url)?;
-    let path = url.get("file://".len()..).unwrap_or_default();
-    let source = PathBuf::from(percent_decode_str(path).decode_utf8_lossy().into_owned());
+async fn copy(config: &ServingConfig, url: &Url) -> Result<Located, ServingError> {
+    let failed = failed(url.as_str());
+    let target = target(config, url.as_str())?;
+    let source = url.to_file_path().map_err(|()| {
+        ServingError::BadRegistration(format!("`{url}` names no file of this machine"))
+    })?;
+    // A device or a pipe never ends.
+    let is_file = fs_err::metadata(&source)
+        .map_err(|error| failed(error.into()))?
+        .is_file();
+    if !is_file {
+        return Err(failed("it is not a file".into()));
+    }
     let partial = Partial::beside(&target);
     let copied = {
         let to = partial.path.clone();
@@ -172,21 +245,24 @@ async fn copy(config: &ServingConfig, url: &str) -> Result<Located, ServingError
     })
 }
 
-async fn download(config: &ServingConfig, url: &str) -> Result<Located, ServingError> {
-    let failed = failed(url);
-    let target = target(config, url)?;
+async fn download(config: &ServingConfig, url: &Url) -> Result<Located, ServingError> {
+    let failed = failed(url.as_str());
+    let target = target(config, url.as_str())?;
     let allowed = config.allowed_urls.clone();
     // Fails where it was installed before, which is as good.
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder()
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)
+        .dns_resolver(Arc::new(GuardedNames))
+        // A proxy would look names up, and fetch, where nobody checks.
+        .no_proxy()
         // The operator's list holds for every address on the way, not only for the first.
         .redirect(reqwest::redirect::Policy::custom(move |attempt| {
             if attempt.previous().len() > MAX_REDIRECTS {
                 return attempt.error("too many redirects");
             }
-            if !allowed.is_match(attempt.url().as_str()) {
+            if !may_fetch(&allowed, attempt.url()) {
                 return attempt.error("redirected to a URL that is not allowed");
             }
             attempt.follow()
@@ -194,7 +270,7 @@ async fn download(config: &ServingConfig, url: &str) -> Result<Located, ServingE
         .build()
         .map_err(|error| failed(error.into()))?;
     let mut response = client
-        .get(url)
+        .get(url.clone())
         .send()
         .await
         .and_then(reqwest::Response::error_for_status)
@@ -245,7 +321,11 @@ impl Partial {
 
     fn keep_as(self, target: &Path) -> std::io::Result<()> {
         // Fails rather than replaces, should another registration have been faster.
-        fs_err::hard_link(&self.path, target)
+        match rustix::fs::renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
+            // A file system without the flag; the target was looked for before.
+            Err(Errno::INVAL | Errno::NOSYS) => fs_err::rename(&self.path, target),
+            result => result.map_err(Into::into),
+        }
     }
 }
 
@@ -258,6 +338,30 @@ impl Drop for Partial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_that_hand_out_credentials_need_a_pattern_of_their_own() {
+        let everything = RegexSet::new([r"^(?i:file://.*|http(s)?://.*)$"]).unwrap();
+        let fetch = |allowed: &RegexSet, url: &str| may_fetch(allowed, &Url::parse(url).unwrap());
+        for url in [
+            "http://169.254.169.254/latest/m.mar",
+            "http://2852039166/m.mar",
+            "http://0xa9fea9fe/m.mar",
+            "http://[::ffff:169.254.169.254]/m.mar",
+            "http://[fe80::1]/m.mar",
+            "http://[fd00:ec2::254]/m.mar",
+            "http://metadata.google.internal/m.mar",
+            "http://METADATA.google.internal./m.mar",
+            "http://user@example.org/m.mar",
+            "http://good.example:pass@169.254.169.254/m.mar",
+        ] {
+            assert!(!fetch(&everything, url), "{url}");
+        }
+        assert!(fetch(&everything, "https://example.org/m.mar?sig=1"));
+        assert!(fetch(&everything, "http://127.0.0.1:9/m.mar"));
+        let named = RegexSet::new([r"^http://169\.254\.169\.254/models/.*$"]).unwrap();
+        assert!(fetch(&named, "http://169.254.169.254/models/m.mar"));
+    }
 
     #[test]
     fn no_spelling_of_a_parent_folder_passes() {

@@ -1,8 +1,9 @@
 //! Starts the real server on free ports, makes models for its echo backend, and talks to it.
 //!
 //! ```no_run
-//! let server = ts_test::Server::new(env!("CARGO_BIN_EXE_torchserve")).start();
-//! server.echo_model("m", "");
+//! let server = ts_test::Server::new("target/debug/torchserve").start();
+//! server.echo_model("m", "1.0", "");
+//! server.manage("POST", "/models?url=m&initial_workers=1").send().expect(200);
 //! ```
 
 #![expect(

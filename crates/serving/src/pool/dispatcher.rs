@@ -469,6 +469,28 @@ impl Dispatcher {
     }
 }
 
+impl Drop for Dispatcher {
+    /// Reached by unwinding only if this thread has a fault of ours: what it had taken is answered
+    /// by being dropped, and nobody may count on the worker any more.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        self.control.kill();
+        self.publish.send_modify(|status| {
+            status.phase = Phase::GivenUp;
+            status.pid = None;
+        });
+        if (self.nothing_healthy_left)() {
+            for job in self.spec.queue.drain() {
+                job.fail(ServingError::WorkerDied {
+                    out_of_memory: false,
+                });
+            }
+        }
+    }
+}
+
 enum LoadError {
     Refused(StartFailure),
     Wire(WireError),

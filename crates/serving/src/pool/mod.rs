@@ -21,7 +21,7 @@ use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 
 use crate::batch::BatchPolicy;
 use crate::config::HostConfig;
-use crate::error::{ServingError, StartFailure};
+use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
@@ -274,6 +274,18 @@ impl Pool {
         }
         resizing.drop_shared_host();
         gone
+    }
+
+    /// Answers everything that waits: there is no worker to run it.
+    pub(crate) fn refuse_waiting(&self) {
+        for job in self.spec.queue.drain() {
+            let (model, version) = (job.request.model.clone(), job.request.version.clone());
+            job.fail(ServingError::Refused {
+                model,
+                version,
+                reason: Refusal::NoWorker,
+            });
+        }
     }
 
     /// Whether no worker is left or on its way.
