@@ -9,7 +9,7 @@ use fs_err as fs;
 use indicatif::{ProgressBar, ProgressStyle};
 use ts_archive::{
     ArchiveError, DEFAULT_HANDLERS, Entries, HandlerName, Manifest, ManifestModel, MemberPath,
-    ModelConfig, Packing, check_requirements, check_source, is_identifier,
+    ModelConfig, Packing, SHIPPED_HANDLERS, check_requirements, check_source, is_identifier,
 };
 use ts_types::{ModelName, Runtime, Version};
 
@@ -189,6 +189,10 @@ fn check(source: &Path, entry: Option<&str>) -> Result<()> {
 /// Reads what the server would read, so that it is refused here and not there.
 #[expect(clippy::print_stderr, reason = "warnings of a command-line tool")]
 fn check_contents(args: &PackArgs) -> Result<()> {
+    let handler = args.handler.as_str();
+    if DEFAULT_HANDLERS.contains(&handler) && !SHIPPED_HANDLERS.contains(&handler) {
+        eprintln!("warning: this server does not have TorchServe's handler `{handler}` yet");
+    }
     if let Some(path) = &args.config_file {
         for warning in ModelConfig::read(path)?.warnings {
             eprintln!("warning: `{}`: {warning}", path.display());

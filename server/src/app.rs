@@ -87,13 +87,10 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         exporter: exporter.clone(),
         runtime: tokio::runtime::Handle::current(),
     });
-    if let Some(file) = &options.ready_file {
-        listeners.tell(file)?;
-    }
+    let whereabouts = listeners.whereabouts();
     let server = http_server(&edge, &settings, listeners)?;
     let handle = server.handle();
     let serving = tokio::spawn(server);
-    log.announce("Model server started.");
     tracing::info!(
         "listening {} ms after the start",
         started.elapsed().as_millis()
@@ -105,12 +102,19 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
             tracing::info!("removed the temporary files of {swept} servers that did not end well");
         }
     });
-    tokio::spawn(startup::load(
-        management,
-        settings.startup_models,
-        settings.model_store,
-    ));
+    // Requests are answered from here on, so that probes see a living server however long an archive
+    // takes; that it has started is said when its models are registered, as scripts expect. Their
+    // workers may still be loading then.
+    let starting = async {
+        startup::load(management, settings.startup_models, settings.model_store).await;
+        if let Some(file) = &options.ready_file {
+            whereabouts.tell(file)?;
+        }
+        log.announce("Model server started.");
+        std::future::pending::<anyhow::Result<()>>().await
+    };
     tokio::select! {
+        failed = starting => failed,
         name = signals.next() => {
             tracing::info!("{name}: stopping");
             shutdown::shut_down(&edge, &handle, settings.drain_timeout, &mut signals).await;

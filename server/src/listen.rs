@@ -77,26 +77,34 @@ impl Listeners {
         listener.map(|listener| listener.address)
     }
 
-    /// Tells, in a file that appears all at once, where the APIs are.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn tell(&self, file: &Path) -> anyhow::Result<()> {
-        #[derive(Serialize)]
-        struct Ready {
-            inference: Option<SocketAddr>,
-            management: Option<SocketAddr>,
-            metrics: Option<SocketAddr>,
-            pid: u32,
-        }
-        let ready = Ready {
+    /// Where the APIs are.
+    pub(crate) fn whereabouts(&self) -> Whereabouts {
+        Whereabouts {
             inference: self.serving(|surface| surface.inference),
             management: self.serving(|surface| surface.management),
             metrics: self.serving(|surface| surface.metrics),
             pid: std::process::id(),
-        };
+        }
+    }
+}
+
+/// Where the APIs of this process are.
+#[derive(Debug, Serialize)]
+pub(crate) struct Whereabouts {
+    inference: Option<SocketAddr>,
+    management: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
+    pid: u32,
+}
+
+impl Whereabouts {
+    /// Tells them in a file that appears all at once.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn tell(&self, file: &Path) -> anyhow::Result<()> {
         let beside = file.with_extension("tmp");
-        fs_err::write(&beside, serde_json::to_vec_pretty(&ready)?)?;
+        fs_err::write(&beside, serde_json::to_vec_pretty(self)?)?;
         Ok(fs_err::rename(beside, file)?)
     }
 }

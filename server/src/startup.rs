@@ -1,4 +1,4 @@
-//! Loads the models that the operator named, after the server has begun to listen.
+//! Registers the models that the operator named, before the server says that it has started.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) async fn load(
                 tracing::info!("Model {model} loaded. version: {version}, url: {url}");
             }
             Err(error) => {
-                tracing::warn!("Failed to load model: {url}: {}", with_causes(&error));
+                tracing::error!("Failed to load model: {url}: {}", with_causes(&error));
             }
         }
     }

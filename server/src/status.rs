@@ -39,10 +39,11 @@ pub(crate) fn torchserve(class: ErrorClass) -> TorchServe {
             (S::REQUEST_TIMEOUT, "RequestTimeoutException")
         }
         ErrorClass::HandlerStatus(code) => {
-            // Below 200 it would announce another response instead of being one.
+            // Below 200 it would announce another response instead of being one, and some others
+            // have no body to tell the handler's words in.
             let sendable = StatusCode::from_u16(code)
                 .ok()
-                .filter(|status| status.as_u16() >= 200);
+                .filter(|status| status.as_u16() >= 200 && !is_bodiless(*status));
             (sendable.unwrap_or(S::INTERNAL_SERVER_ERROR), OURS)
         }
         ErrorClass::HandlerFailed => (S::SERVICE_UNAVAILABLE, OURS),
@@ -53,6 +54,13 @@ pub(crate) fn torchserve(class: ErrorClass) -> TorchServe {
         ErrorClass::Unsupported => (S::NOT_IMPLEMENTED, "UnsupportedOperationException"),
     };
     TorchServe { status, kind }
+}
+
+/// Whether a response of this status ends with its head: a body would be read as the next response.
+pub(crate) fn is_bodiless(status: StatusCode) -> bool {
+    use StatusCode as S;
+    status.is_informational()
+        || matches!(status, S::NO_CONTENT | S::RESET_CONTENT | S::NOT_MODIFIED)
 }
 
 /// The status of `/ping` when a model has too few healthy workers.
@@ -109,7 +117,9 @@ mod tests {
     #[test]
     fn a_handler_chooses_any_status_that_can_end_a_request() {
         let status = |code| torchserve(ErrorClass::HandlerStatus(code)).status.as_u16();
-        assert_eq!((status(599), status(418), status(204)), (599, 418, 204));
+        assert_eq!((status(599), status(418), status(200)), (599, 418, 200));
         assert_eq!((status(100), status(0), status(1000)), (500, 500, 500));
+        // The message would be read as the start of the next response.
+        assert_eq!((status(204), status(205), status(304)), (500, 500, 500));
     }
 }

@@ -304,3 +304,64 @@ fn a_model_whose_workers_are_all_given_up_refuses_at_once() {
     server.manage("DELETE", "/models/bad").send().expect(200);
     server.infer("GET", "/ping").send().expect(200);
 }
+
+#[test]
+fn a_worker_that_finishes_keeps_the_shared_host_that_others_leave() {
+    let server = isolated("thread", "echo:\n  batchMicros: 1500000\n");
+    server
+        .manage("PUT", "/models/m?min_worker=2&synchronous=true")
+        .send()
+        .expect(200);
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..2)
+            .map(|_| {
+                let request = server.infer("POST", "/predictions/m").body("x");
+                scope.spawn(move || request.send())
+            })
+            .collect();
+        server.wait_until("both run", || {
+            server.describe("m")["jobQueueStatus"]["pendingRequests"] == 0
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        // Each call takes one worker away; the second leaves the pool empty.
+        server
+            .manage("PUT", "/models/m?min_worker=1&max_worker=1")
+            .send()
+            .expect(202);
+        server.manage("DELETE", "/models/m").send().expect(200);
+        for call in calls {
+            call.join().unwrap().expect(200);
+        }
+    });
+    let left = format!("/proc/{}/task/{0}/children", server.pid());
+    server.wait_until("no host is left", || {
+        fs_err::read_to_string(&left).unwrap().trim().is_empty()
+    });
+}
+
+#[test]
+fn removing_a_model_answers_everything_it_accepted() {
+    for isolation in ISOLATIONS {
+        let server = isolated(isolation, "echo:\n  batchMicros: 20000\n");
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = (0..40)
+                .map(|_| {
+                    let request = server.infer("POST", "/predictions/m").body("x");
+                    scope.spawn(move || request.send())
+                })
+                .collect();
+            server.wait_until("all are accepted", || {
+                let answer = server.manage("GET", "/models/m").send().json();
+                answer[0]["jobQueueStatus"]["pendingRequests"]
+                    .as_u64()
+                    .is_some_and(|waiting| waiting > 20)
+            });
+            server.manage("DELETE", "/models/m").send().expect(200);
+            for call in calls {
+                // Accepted, or come after the removal.
+                let answer = call.join().unwrap();
+                assert!(matches!(answer.status, 200 | 404), "{}", answer.text());
+            }
+        });
+    }
+}

@@ -339,3 +339,41 @@ fn a_bad_multipart_body_is_a_located_error() {
         assert_eq!(error["type"], "BadRequestException", "{body:?}");
     }
 }
+
+#[test]
+fn asking_for_the_options_of_a_path_runs_nothing() {
+    let server = serving("");
+    for path in ["/predictions/m", "/ping", "/predictions/none"] {
+        let answer = server.infer("OPTIONS", path).send().expect(200);
+        assert!(
+            answer.body.is_empty() && answer.header("allow").is_some(),
+            "{path}"
+        );
+    }
+    server.infer("OPTIONS", "/nothing").send().expect(404);
+    server.manage("OPTIONS", "/models/m").send().expect(200);
+    let page = server.metrics("/metrics").send().expect(200).text();
+    let requests = page
+        .lines()
+        .find(|line| line.starts_with("ts_inference_requests_total"));
+    assert!(
+        requests.is_none_or(|line| line.ends_with(" 0.0")),
+        "{requests:?}"
+    );
+}
+
+#[test]
+fn a_form_with_any_number_of_fields_of_one_name_is_refused() {
+    let server = serving("");
+    let request = server.infer("POST", "/predictions/m");
+    let request = request.header("content-type", "application/x-www-form-urlencoded");
+    request.body("a&".repeat(100_000)).send().expect(400);
+    let long = format!("{}=1", "n".repeat(100_000));
+    let request = server.infer("POST", "/predictions/m");
+    let request = request.header("content-type", "application/x-www-form-urlencoded");
+    request.body(long).send().expect(400);
+    assert!(
+        server.output().len() < 100_000,
+        "the log grows with the request"
+    );
+}

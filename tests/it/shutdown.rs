@@ -111,6 +111,23 @@ fn the_start_is_announced_once_everything_listens() {
 }
 
 #[test]
+fn models_are_registered_before_the_start_is_announced() {
+    let server = server()
+        .echo_model("a", "minWorkers: 1\nmaxWorkers: 1")
+        .echo_model(
+            "b",
+            "minWorkers: 1\nmaxWorkers: 1\necho:\n  loadMicros: 300000\n",
+        )
+        .args(&["--models", "a", "b"])
+        .start();
+    // Their workers may still be loading; a request waits for them.
+    for model in ["a", "b"] {
+        let path = format!("/predictions/{model}");
+        server.infer("POST", &path).body("x").send().expect(200);
+    }
+}
+
+#[test]
 fn a_model_that_cannot_be_loaded_does_not_stop_the_others() {
     let server = server()
         .echo_model("good", "minWorkers: 1\nmaxWorkers: 1")

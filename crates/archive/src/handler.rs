@@ -2,7 +2,7 @@
 
 use crate::python::{Outline, is_identifier};
 
-/// Handlers that the server brings along.
+/// Handlers that TorchServe brings along: an archive names them without a file of its own.
 pub const DEFAULT_HANDLERS: [&str; 8] = [
     "base_handler",
     "text_classifier",
@@ -13,6 +13,9 @@ pub const DEFAULT_HANDLERS: [&str; 8] = [
     "vllm_handler",
     "trt_llm_handler",
 ];
+
+/// Those of them that this server has so far; a test holds the list to the package `ts`.
+pub const SHIPPED_HANDLERS: [&str; 2] = ["base_handler", "image_classifier"];
 
 /// A handler as it is written: a module or file, and maybe a name in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,9 +41,14 @@ impl<'a> HandlerName<'a> {
         }
     }
 
-    /// Whether it means a handler of the server's own, where the model has no file of that name.
+    /// Whether it means a handler of TorchServe's own, where the model has no file of that name.
     pub fn is_default(&self) -> bool {
         DEFAULT_HANDLERS.contains(&self.base())
+    }
+
+    /// Whether this server has the default handler that it means.
+    pub fn is_shipped(&self) -> bool {
+        SHIPPED_HANDLERS.contains(&self.base())
     }
 
     /// The module without folders and suffix.
@@ -160,6 +168,18 @@ fn listed(names: &[&String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shipped_handlers_are_those_that_the_package_has() {
+        let package = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../handlers/ts/torch_handler"
+        );
+        for name in DEFAULT_HANDLERS {
+            let file = std::path::Path::new(package).join(format!("{name}.py"));
+            assert_eq!(SHIPPED_HANDLERS.contains(&name), file.is_file(), "{name}");
+        }
+    }
 
     #[test]
     fn spellings_name_the_files_they_may_mean() {

@@ -16,7 +16,7 @@ mod unpack;
 mod verify;
 
 pub use error::{ArchiveError, Limit};
-pub use handler::{DEFAULT_HANDLERS, HandlerFault, HandlerName, check_source};
+pub use handler::{DEFAULT_HANDLERS, HandlerFault, HandlerName, SHIPPED_HANDLERS, check_source};
 pub use inspect::{Inspection, Member, inspect};
 pub use manifest::{MANIFEST_PATH, Manifest, ManifestModel};
 pub use member::{Collision, MemberFault, MemberPath, MemberTree};

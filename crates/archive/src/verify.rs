@@ -238,24 +238,25 @@ fn check_handler(root: &Path, manifest: &Manifest) -> Result<(), String> {
     match manifest.runtime {
         Runtime::Echo => return Ok(()),
         Runtime::Lsp => {
-            return if matches!(text, "BaseHandler" | "TorchScriptHandler")
-                || root.join(text).is_file()
-            {
-                Ok(())
-            } else {
-                Err(format!(
-                    "`{text}` is neither `BaseHandler`, `TorchScriptHandler` nor a shared library \
-                     in the archive"
-                ))
-            };
+            return Err(
+                "runtime `LSP` is TorchServe's C++ worker, which this server does not have; \
+                        pack the model with `--runtime python`"
+                    .to_owned(),
+            );
         }
         Runtime::Python | Runtime::Python3 => {}
     }
     let handler = HandlerName::parse(text);
     let places = handler.places();
     let Some((file, entry)) = places.iter().find(|(file, _)| root.join(file).is_file()) else {
-        if handler.is_default() {
+        if handler.is_shipped() {
             return Ok(());
+        }
+        if handler.is_default() {
+            return Err(format!(
+                "`{text}` is a handler of TorchServe's that this server does not have yet; pack a \
+                 handler file of your own"
+            ));
         }
         let files: Vec<_> = places.iter().map(|(file, _)| format!("`{file}`")).collect();
         return Err(format!(

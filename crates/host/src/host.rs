@@ -72,7 +72,10 @@ pub fn serve(mut control: Channel, factory: &Arc<dyn BackendFactory>) -> Result<
         };
         match (request, socket) {
             (ControlRequest::AddWorker { worker }, Some(socket)) => {
-                worker::spawn(worker, socket, Arc::clone(factory))?;
+                if let Err(error) = worker::spawn(worker, socket, Arc::clone(factory)) {
+                    // Its socket is closed by now, which tells the server; the others go on.
+                    report(&error);
+                }
             }
             (ControlRequest::AddWorker { .. }, None) => {
                 return Err(WireError::Malformed("a worker without its socket").into());

@@ -301,7 +301,7 @@ fn a_handler_that_ends_the_process_closes_the_channel() {
         let (mut host, mut worker) = scripted();
         worker.send(&[script.as_bytes()]);
         let error = worker.receive().err().unwrap();
-        let gone = matches!(error, WireError::Closed | WireError::PeerExited);
+        let gone = matches!(error, WireError::Closed);
         assert!(gone, "{script}: {error}");
         let status = host.wait(Duration::from_secs(10));
         assert!(!status.success(), "{script}: {status}");

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ts_archive::ArchiveError;
 use ts_types::{Classify, ErrorClass, IdError, Invalid, ModelName, Subject, Version};
-use ts_wire::WireError;
 use ts_wire::frame::RunFailure;
 
 /// A failure of the core, as its caller may see it; causes hang below it and go to the log only.
@@ -170,9 +169,18 @@ pub enum ServingError {
         #[source]
         source: std::io::Error,
     },
-    /// A channel to a host failed while it was being set up.
-    #[error("the channel to a model host failed")]
-    Wire(#[from] WireError),
+    /// A batch that is too large to travel, or for which shared memory could not be had.
+    #[error("the request could not be handed to a worker: {reason}")]
+    NotHandedOver {
+        /// Why.
+        reason: String,
+    },
+    /// A version whose workers did not end when it was unregistered.
+    #[error("model `{model}` is being removed; unregister it again")]
+    BeingRemoved {
+        /// The model.
+        model: ModelName,
+    },
 }
 
 /// Why a request was not taken. Clients see it in `x-refusal-reason`.
@@ -272,10 +280,12 @@ impl Classify for ServingError {
                 ErrorClass::InvalidRequest(Invalid::Request)
             }
             Self::Runtime(_) => ErrorClass::InvalidRequest(Invalid::Request),
-            Self::AlreadyInStore { .. } | Self::Disk { .. } | Self::Wire(_) => ErrorClass::Internal,
+            Self::AlreadyInStore { .. } | Self::Disk { .. } | Self::NotHandedOver { .. } => {
+                ErrorClass::Internal
+            }
             Self::Download { .. } => ErrorClass::InvalidRequest(Invalid::Download),
             Self::Archive(error) => error.class(),
-            Self::AlreadyRegistered { .. } => ErrorClass::Conflict,
+            Self::AlreadyRegistered { .. } | Self::BeingRemoved { .. } => ErrorClass::Conflict,
             Self::WorkerStart { cause, .. } if cause.out_of_memory => ErrorClass::OutOfMemory,
             Self::WorkerStart { .. } => ErrorClass::WorkerStart,
             Self::DefaultInUse { .. } => ErrorClass::Forbidden,

@@ -8,8 +8,8 @@ use ts_types::{InferRequest, Reply, RequestKind};
 use crate::Core;
 use crate::error::{Refusal, ServingError};
 use crate::job::Job;
+use crate::pool::PoolSpec;
 use crate::queue::NotQueued;
-use crate::registry::ModelVersion;
 
 /// How often a request looks for its model again when the version it found was being removed.
 const RESOLVE_ATTEMPTS: usize = 3;
@@ -42,18 +42,24 @@ impl InferenceService {
             if attempt == 1 {
                 found.pool.spec().metrics.arrived(version_named);
             }
-            if found.pool.healthy_workers() == 0 {
+            // A version that is being removed is left to the push, which tells it apart.
+            let without_workers =
+                || found.pool.healthy_workers() == 0 && !found.pool.spec().queue.is_closed();
+            if without_workers() {
                 return Err(refused(&request, Refusal::NoWorker));
             }
             let (job, answered) = Job::new(request, arrived);
             match found.pool.spec().queue.push(job) {
                 Ok(()) => {
-                    if found.pool.healthy_workers() == 0 {
+                    if without_workers() {
                         // The last worker went between the look above and the push, and had no
                         // chance to answer what it could not see.
                         found.pool.refuse_waiting();
                     }
-                    return await_answer(&found, answered, arrived, version_named).await;
+                    // Without the version itself, whose last user deletes its folder.
+                    let spec = Arc::clone(found.pool.spec());
+                    drop(found);
+                    return await_answer(&spec, answered, arrived, version_named).await;
                 }
                 Err(NotQueued::Full(job)) => {
                     return Err(refused(&job.request, Refusal::QueueFull));
@@ -85,12 +91,12 @@ fn refused(request: &InferRequest, reason: Refusal) -> ServingError {
 }
 
 async fn await_answer(
-    version: &ModelVersion,
+    spec: &PoolSpec,
     answered: crate::job::Answered,
     arrived: Instant,
     version_named: bool,
 ) -> Result<Reply, ServingError> {
-    let limit = version.pool.spec().client_timeout;
+    let limit = spec.client_timeout;
     let outcome = match limit {
         None => answered.await,
         // The receiver is dropped at the deadline, which makes the job one that nobody runs.
@@ -103,10 +109,7 @@ async fn await_answer(
     let answer = outcome.unwrap_or(Err(ServingError::WorkerDied {
         out_of_memory: false,
     }))?;
-    version
-        .pool
-        .spec()
-        .metrics
+    spec.metrics
         .answered(version_named, arrived.elapsed(), answer.queue_time);
     Ok(answer.reply)
 }

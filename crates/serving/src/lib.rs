@@ -32,6 +32,7 @@ pub use management::{
     Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
     WorkerDescription,
 };
+pub use ts_wire::frame::RunFailure;
 
 /// What both services work on.
 pub(crate) struct Core {

@@ -14,6 +14,9 @@ use crate::pool::{Pool, PoolSpec, Resizing};
 use crate::registry::{Model, ModelVersion};
 use crate::{spec, store};
 
+/// Bytes that a registration's URL may have; signed ones of object stores stay well below.
+const MAX_URL_BYTES: usize = 8192;
+
 /// A registration as a caller asks for it; what is `None` comes from the archive, then the
 /// `models` property, then the defaults.
 #[derive(Debug, Clone, Default)]
@@ -71,6 +74,9 @@ pub struct Scaling {
 pub enum Scaled {
     /// Accepted; the pool is being changed.
     Updating,
+    /// The pool has the workers asked for, but some that it had before are down and being
+    /// restarted.
+    InProgress,
     /// The pool has the size asked for.
     Done,
 }
@@ -185,6 +191,12 @@ impl ManagementService {
         if self.core.is_stopping() {
             return Err(ServingError::ShuttingDown);
         }
+        if registration.url.len() > MAX_URL_BYTES {
+            return Err(ServingError::BadRegistration(format!(
+                "the url has {} bytes, over the limit of {MAX_URL_BYTES}",
+                registration.url.len()
+            )));
+        }
         let core = &self.core;
         let located = store::locate(&core.config, &registration.url).await?;
         let mut rollback = Rollback {
@@ -217,11 +229,13 @@ impl ManagementService {
         let mut resizing = published
             .pool
             .resize(limits.min_workers, limits.max_workers);
-        if registration.synchronous
-            && let Err(cause) = resizing.started().await
-        {
-            published.pool.finish(Duration::ZERO).await;
-            remove_fetched(&published);
+        let started = if registration.synchronous {
+            resizing.started().await
+        } else {
+            resizing.failed()
+        };
+        if let Err(cause) = started {
+            take_back(published).await;
             return Err(ServingError::WorkerStart {
                 model: name,
                 version,
@@ -229,11 +243,10 @@ impl ManagementService {
             });
         }
         if core.is_stopping() {
-            published.pool.finish(Duration::ZERO).await;
-            remove_fetched(&published);
+            take_back(published).await;
             return Err(ServingError::ShuttingDown);
         }
-        self.publish(&published, &reservation);
+        self.publish(&published, reservation);
         let workers = limits.min_workers;
         tracing::info!(model = %name, version = %version, workers, "model registered");
         Ok(Registered {
@@ -265,8 +278,8 @@ impl ManagementService {
         }
     }
 
-    fn publish(&self, version: &Arc<ModelVersion>, _reservation: &Reservation) {
-        let _writer = self.reserved.lock();
+    fn publish(&self, version: &Arc<ModelVersion>, mut reservation: Reservation) {
+        let mut reserved = self.reserved.lock();
         self.core.registry.publish(|models| {
             let model = models.entry(version.name.clone()).or_insert_with(|| Model {
                 default: version.version.clone(),
@@ -276,6 +289,10 @@ impl ManagementService {
                 .versions
                 .insert(version.version.clone(), Arc::clone(version));
         });
+        // In one step with the publication: a removal may come right after it.
+        if let Some(key) = reservation.key.take() {
+            reserved.remove(&key);
+        }
     }
 
     /// Claims a name and version that nobody has or is about to have.
@@ -291,7 +308,7 @@ impl ManagementService {
         }
         Ok(Reservation {
             reserved: Arc::clone(&self.reserved),
-            key,
+            key: Some(key),
         })
     }
 
@@ -310,7 +327,9 @@ impl ManagementService {
         }
         let found = self.core.registry.resolve(model, version)?;
         if found.pool.spec().queue.is_closed() {
-            return Err(ServingError::ShuttingDown);
+            return Err(ServingError::BeingRemoved {
+                model: found.name.clone(),
+            });
         }
         let resizing = found.pool.resize(scaling.min_workers, scaling.max_workers);
         tracing::info!(
@@ -323,8 +342,12 @@ impl ManagementService {
         let limit = self.core.config.defaults.unregister_timeout;
         let finishing = finish_resizing(found, resizing, limit);
         if scaling.synchronous {
-            run_to_the_end(finishing).await?;
-            return Ok(Scaled::Done);
+            let ready = run_to_the_end(finishing).await?;
+            return Ok(if ready < scaling.min_workers {
+                Scaled::InProgress
+            } else {
+                Scaled::Done
+            });
         }
         tokio::spawn(async move {
             if let Err(error) = finishing.await {
@@ -436,7 +459,7 @@ impl ManagementService {
                 removed,
                 Reservation {
                     reserved: Arc::clone(&self.reserved),
-                    key,
+                    key: Some(key),
                 },
             )
         };
@@ -448,13 +471,13 @@ impl ManagementService {
             let limit = this.core.config.defaults.unregister_timeout;
             if !removed.pool.finish(limit).await {
                 // Still there, so still listed; it can be removed again.
-                this.publish(&removed, &reservation);
+                this.publish(&removed, reservation);
                 return Err(ServingError::CleanupTimeout {
                     model: removed.name.clone(),
                 });
             }
-            remove_fetched(&removed);
             tracing::info!(model = %removed.name, version = %removed.version, "model unregistered");
+            delete_files(removed).await;
             Ok(())
         })
         .await
@@ -492,6 +515,7 @@ impl ManagementService {
         let models = self.core.registry.snapshot();
         let versions = models.values().flat_map(|model| model.versions.values());
         let ended = join_all(versions.map(|version| version.pool.finish(limit))).await;
+        let _writer = self.reserved.lock();
         self.core.registry.publish(BTreeMap::clear);
         ended.into_iter().all(|gone| gone)
     }
@@ -500,12 +524,15 @@ impl ManagementService {
 /// A name and version that a call is working on; free again when dropped.
 struct Reservation {
     reserved: Arc<Mutex<BTreeSet<(ModelName, Version)>>>,
-    key: (ModelName, Version),
+    /// `None` once it has been given back.
+    key: Option<(ModelName, Version)>,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.reserved.lock().remove(&self.key);
+        if let Some(key) = self.key.take() {
+            self.reserved.lock().remove(&key);
+        }
     }
 }
 
@@ -520,6 +547,21 @@ impl Drop for Rollback {
             let _best_effort = fs_err::remove_file(&fetched.path);
         }
     }
+}
+
+/// Ends and deletes what a registration that failed had made.
+async fn take_back(version: Arc<ModelVersion>) {
+    version.pool.finish(Duration::ZERO).await;
+    delete_files(version).await;
+}
+
+/// Deletes the files of a version that is gone. They may be many: not on a thread of the runtime.
+async fn delete_files(version: Arc<ModelVersion>) {
+    let deleting = tokio::task::spawn_blocking(move || {
+        remove_fetched(&version);
+        drop(version);
+    });
+    let _panicked = deleting.await;
 }
 
 fn remove_fetched(version: &ModelVersion) {
@@ -539,15 +581,15 @@ async fn run_to_the_end<T: Send + 'static>(
         .unwrap_or(Err(ServingError::ShuttingDown))
 }
 
+/// Returns how many workers take batches after it.
 async fn finish_resizing(
     version: Arc<ModelVersion>,
     mut resizing: Resizing,
     limit: Duration,
-) -> Result<(), ServingError> {
+) -> Result<usize, ServingError> {
     let started = resizing.started().await;
     let stopped = resizing.stopped(limit).await;
     if version.pool.is_empty() {
-        resizing.drop_shared_host();
         version.pool.refuse_waiting();
     }
     started.map_err(|cause: StartFailure| ServingError::WorkerStart {
@@ -560,7 +602,7 @@ async fn finish_resizing(
             model: version.name.clone(),
         });
     }
-    Ok(())
+    Ok(version.pool.ready_workers())
 }
 
 fn describe(version: &ModelVersion, default: &Version) -> Description {

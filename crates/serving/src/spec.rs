@@ -111,7 +111,8 @@ pub(crate) fn resolve(
         service_envelope: config.hosts.service_envelope.clone(),
         limit_max_image_pixels: config.hosts.limit_max_image_pixels,
         decode_input_request: config.hosts.decode_input_request,
-        intra_op_threads: intra_op_threads(config.hosts.cores, limits.min_workers),
+        // For each start anew: a pool that grows shares the cores among more.
+        intra_op_threads: 1,
         server_version: config.hosts.server_version.clone(),
         max_response_bytes: config.hosts.max_response_bytes,
         echo: echo_behaviour(yaml)?,
@@ -201,7 +202,7 @@ fn limits(
 }
 
 /// Workers times threads stays within the cores: more only makes them wait for one another.
-fn intra_op_threads(cores: usize, workers: usize) -> u32 {
+pub(crate) fn intra_op_threads(cores: usize, workers: usize) -> u32 {
     u32::try_from((cores / workers.max(1)).max(1)).unwrap_or(u32::MAX)
 }
 

@@ -116,20 +116,26 @@ fn may_fetch(allowed: &RegexSet, url: &Url) -> bool {
     !guarded || url.host_str().is_some_and(|host| is_named(allowed, host))
 }
 
-/// Whether a pattern of the list spells this host out.
+/// Whether a pattern of the list spells this host out, where a URL has its host.
 fn is_named(allowed: &RegexSet, host: &str) -> bool {
     let escaped = regex::escape(host);
-    allowed
-        .patterns()
-        .iter()
-        .any(|pattern| pattern.contains(&escaped) || pattern.contains(host))
+    allowed.patterns().iter().any(|pattern| {
+        let host_part = pattern.split_once("//").map_or("", |(_, rest)| rest);
+        let host_part = host_part.split('/').next().unwrap_or_default();
+        host_part.contains(&escaped) || host_part.contains(host)
+    })
 }
+
+/// Metadata services outside the link-local range: Alibaba's, Azure's, Oracle's.
+const METADATA_SERVICES: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(192, 0, 0, 192),
+];
 
 fn is_guarded(address: IpAddr) -> bool {
     match address.to_canonical() {
-        IpAddr::V4(address) => {
-            address.is_link_local() || address == Ipv4Addr::new(100, 100, 100, 200)
-        }
+        IpAddr::V4(address) => address.is_link_local() || METADATA_SERVICES.contains(&address),
         IpAddr::V6(address) => {
             address.is_unicast_link_local()
                 || address == Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)
@@ -137,18 +143,24 @@ fn is_guarded(address: IpAddr) -> bool {
     }
 }
 
-/// Looks names up without the guarded addresses, so that a name cannot stand for one either.
-struct GuardedNames;
+/// Looks names up without the guarded addresses, so that a name cannot stand for one either, unless
+/// the operator's list names it.
+struct GuardedNames {
+    allowed: RegexSet,
+}
 
 impl Resolve for GuardedNames {
     fn resolve(&self, name: Name) -> Resolving {
+        let named = is_named(&self.allowed, name.as_str());
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let safe: Vec<SocketAddr> = found.filter(|address| !is_guarded(address.ip())).collect();
-            if safe.is_empty() {
+            let usable: Vec<SocketAddr> = found
+                .filter(|address| named || !is_guarded(address.ip()))
+                .collect();
+            if usable.is_empty() {
                 return Err(format!("`{}` has no address that may be asked", name.as_str()).into());
             }
-            Ok(Box::new(safe.into_iter()) as Addrs)
+            Ok(Box::new(usable.into_iter()) as Addrs)
         })
     }
 }
@@ -215,18 +227,24 @@ fn failed(url: &str) -> impl Fn(Box<dyn std::error::Error + Send + Sync>) -> Ser
     }
 }
 
+fn too_long(config: &ServingConfig) -> String {
+    let limit = config.max_download_bytes;
+    format!("it is larger than the limit of {limit} bytes; see `max_download_size`")
+}
+
 async fn copy(config: &ServingConfig, url: &Url) -> Result<Located, ServingError> {
     let failed = failed(url.as_str());
     let target = target(config, url.as_str())?;
     let source = url.to_file_path().map_err(|()| {
         ServingError::BadRegistration(format!("`{url}` names no file of this machine"))
     })?;
-    // A device or a pipe never ends.
-    let is_file = fs_err::metadata(&source)
-        .map_err(|error| failed(error.into()))?
-        .is_file();
-    if !is_file {
+    let metadata = fs_err::metadata(&source).map_err(|error| failed(error.into()))?;
+    if !metadata.is_file() {
+        // A device or a pipe never ends.
         return Err(failed("it is not a file".into()));
+    }
+    if metadata.len() > config.max_download_bytes {
+        return Err(failed(too_long(config).into()));
     }
     let partial = Partial::beside(&target);
     let copied = {
@@ -254,7 +272,9 @@ async fn download(config: &ServingConfig, url: &Url) -> Result<Located, ServingE
     let client = reqwest::Client::builder()
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)
-        .dns_resolver(Arc::new(GuardedNames))
+        .dns_resolver(Arc::new(GuardedNames {
+            allowed: allowed.clone(),
+        }))
         // A proxy would look names up, and fetch, where nobody checks.
         .no_proxy()
         // The operator's list holds for every address on the way, not only for the first.
@@ -287,10 +307,7 @@ async fn download(config: &ServingConfig, url: &Url) -> Result<Located, ServingE
     {
         bytes += chunk.len() as u64;
         if bytes > config.max_download_bytes {
-            let limit = config.max_download_bytes;
-            return Err(failed(
-                format!("it is larger than the limit of {limit} bytes").into(),
-            ));
+            return Err(failed(too_long(config).into()));
         }
         file.write_all(&chunk)
             .await
@@ -361,6 +378,12 @@ mod tests {
         assert!(fetch(&everything, "http://127.0.0.1:9/m.mar"));
         let named = RegexSet::new([r"^http://169\.254\.169\.254/models/.*$"]).unwrap();
         assert!(fetch(&named, "http://169.254.169.254/models/m.mar"));
+        // Mentioned, but not as the host.
+        let beside = RegexSet::new([r"^http://.*/169\.254\.169\.254/.*$"]).unwrap();
+        assert!(!fetch(
+            &beside,
+            "http://169.254.169.254/169.254.169.254/m.mar"
+        ));
     }
 
     #[test]

@@ -278,8 +278,15 @@ impl Channel {
         buffer.clear();
         buffer.resize(PREFIX_BYTES, 0);
         buffer = postcard::to_extend(header, buffer)?;
-        let header_bytes = u32::try_from(buffer.len() - PREFIX_BYTES)
-            .map_err(|_| WireError::Malformed("a header over 4 GiB"))?;
+        let announced = (buffer.len() - PREFIX_BYTES) as u64;
+        if announced > MAX_HEADER_BYTES {
+            // The peer would refuse it after the fact.
+            return Err(WireError::TooLarge {
+                announced,
+                limit: MAX_HEADER_BYTES,
+            });
+        }
+        let header_bytes = announced as u32;
         buffer[0..4].copy_from_slice(&header_bytes.to_le_bytes());
         buffer[4..8].copy_from_slice(&flags.to_le_bytes());
         buffer[8..16].copy_from_slice(&payload_bytes.to_le_bytes());
@@ -585,6 +592,18 @@ mod tests {
                 limit: 1000
             }
         ));
+    }
+
+    #[test]
+    fn a_header_that_the_peer_would_refuse_is_not_sent() {
+        let (mut one, mut other) = ends();
+        let text = "x".repeat(MAX_HEADER_BYTES as usize + 1);
+        assert!(matches!(
+            one.send(&text, None),
+            Err(WireError::TooLarge { .. })
+        ));
+        one.send(&5_u8, None).unwrap();
+        assert_eq!(other.receive(soon()).unwrap().header::<u8>().unwrap(), 5);
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(crate) enum Action {
     RenewToken,
     /// Read metrics.
     ReadMetrics,
+    /// Ask which methods a path has.
+    AskOptions,
 }
 
 /// Why not.
@@ -44,7 +46,7 @@ pub(crate) fn decide(action: Action, rules: Rules, bearer: Bearer) -> Result<(),
         Action::Infer => Some(TokenKind::Inference),
         Action::Manage | Action::ChangeModels => Some(TokenKind::Management),
         Action::RenewToken => Some(TokenKind::Api),
-        Action::ReadMetrics => None,
+        Action::ReadMetrics | Action::AskOptions => None,
     };
     if let Some(needed) = needed
         && rules.tokens
@@ -65,12 +67,13 @@ pub(crate) fn decide(action: Action, rules: Rules, bearer: Bearer) -> Result<(),
 mod tests {
     use super::*;
 
-    const ACTIONS: [Action; 5] = [
+    const ACTIONS: [Action; 6] = [
         Action::Infer,
         Action::Manage,
         Action::ChangeModels,
         Action::RenewToken,
         Action::ReadMetrics,
+        Action::AskOptions,
     ];
 
     #[test]
@@ -108,11 +111,12 @@ mod tests {
                 Action::Infer => vec![TokenKind::Inference],
                 Action::Manage | Action::ChangeModels => vec![TokenKind::Management],
                 Action::RenewToken => vec![TokenKind::Api],
-                Action::ReadMetrics => kinds.to_vec(),
+                Action::ReadMetrics | Action::AskOptions => kinds.to_vec(),
             };
             assert_eq!(good, expected, "{action:?}");
             let nobody = decide(action, rules, Bearer::Nobody).is_ok();
-            assert_eq!(nobody, action == Action::ReadMetrics, "{action:?}");
+            let open = matches!(action, Action::ReadMetrics | Action::AskOptions);
+            assert_eq!(nobody, open, "{action:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! From the bytes of a body to the named fields that handlers see (*torchserve-contract* 4.4).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix_web::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use actix_web::{HttpRequest, web};
@@ -10,11 +10,18 @@ use ts_types::Part;
 
 use super::RestError;
 
-/// How long a body may pause. Only a client that stopped sending is cut off by it.
+/// How long a body may pause, and how long it may take before its rate counts.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Bytes a second that a body has to bring on average after that: a client that drips holds a
+/// connection and memory for nothing.
+const SLOWEST_RATE: u64 = 1024;
 
 /// Bytes set aside on a client's word for how long its body will be.
 const TRUSTED_BYTES: usize = 256 * 1024;
+
+/// Bytes that the name of a field may have.
+const MAX_NAME_BYTES: usize = 1024;
 
 /// What a body may be.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +53,7 @@ pub(crate) async fn collect(
     if announced.is_some_and(|bytes| bytes > limits.bytes) {
         return Err(too_large());
     }
+    let started = Instant::now();
     let Some(first) = next(&mut payload).await? else {
         return Ok(Bytes::new());
     };
@@ -64,6 +72,12 @@ pub(crate) async fn collect(
             return Err(too_large());
         }
         body.extend_from_slice(&bytes);
+        let elapsed = started.elapsed();
+        if elapsed > STALL_LIMIT && (body.len() as u64) < elapsed.as_secs() * SLOWEST_RATE {
+            return Err(RestError::SlowBody {
+                bytes_per_second: SLOWEST_RATE,
+            });
+        }
         chunk = next(&mut payload).await?;
     }
     Ok(body.freeze())
@@ -104,16 +118,11 @@ pub(crate) async fn parts(
     if essence.eq_ignore_ascii_case("multipart/form-data") {
         multipart(content_type, body, limits).await
     } else if essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
-        let fields = form_urlencoded::parse(&body);
-        let mut parts = Vec::new();
-        for (name, value) in fields {
-            add(
-                &mut parts,
-                limits,
-                text_part(name.into_owned(), value.into_owned()),
-            )?;
+        let mut fields = Fields::new(limits);
+        for (name, value) in form_urlencoded::parse(&body) {
+            fields.add(text_part(name.into_owned(), value.into_owned()))?;
         }
-        Ok(parts)
+        Ok(fields.finish())
     } else {
         let content_type = content_type.to_owned();
         Ok(vec![Part {
@@ -144,7 +153,7 @@ async fn multipart(
     let boundary = multer::parse_boundary(content_type).map_err(bad)?;
     let whole = stream::iter([Ok::<_, std::convert::Infallible>(body)]);
     let mut form = multer::Multipart::new(whole, boundary);
-    let mut parts = Vec::new();
+    let mut fields = Fields::new(limits);
     while let Some(field) = form.next_field().await.map_err(bad)? {
         let name = field.name().map(str::to_owned);
         let name = name.ok_or_else(|| RestError::BadForm {
@@ -163,36 +172,66 @@ async fn multipart(
                 .to_owned(),
         };
         let value = field.bytes().await.map_err(bad)?;
-        add(
-            &mut parts,
-            limits,
-            Part {
-                name,
-                content_type,
-                value,
-            },
-        )?;
+        fields.add(Part {
+            name,
+            content_type,
+            value,
+        })?;
     }
-    Ok(parts)
+    Ok(fields.finish())
 }
 
-/// Adds a field; of several with one name the last counts, as in TorchServe.
-fn add(parts: &mut Vec<Part>, limits: Limits, part: Part) -> Result<(), RestError> {
-    if let Some(earlier) = parts.iter_mut().find(|earlier| earlier.name == part.name) {
-        tracing::warn!(
-            field = part.name,
-            "a form has this field more than once; the last counts"
-        );
-        *earlier = part;
-        return Ok(());
-    }
-    if parts.len() == limits.parts {
-        return Err(RestError::TooManyParts {
+/// The fields of a form; of several with one name the last counts, as in TorchServe.
+pub(crate) struct Fields {
+    parts: Vec<Part>,
+    limit: usize,
+    /// All that were added, those with a name that came before too.
+    added: usize,
+}
+
+impl Fields {
+    /// No fields yet.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            parts: Vec::new(),
             limit: limits.parts,
-        });
+            added: 0,
+        }
     }
-    parts.push(part);
-    Ok(())
+
+    /// Adds one.
+    ///
+    /// # Errors
+    /// More than a form may have, however they are called.
+    pub(crate) fn add(&mut self, part: Part) -> Result<(), RestError> {
+        if part.name.len() > MAX_NAME_BYTES {
+            return Err(RestError::BadForm {
+                reason: format!("the name of a field has over {MAX_NAME_BYTES} bytes"),
+            });
+        }
+        if self.added == self.limit {
+            return Err(RestError::TooManyParts { limit: self.limit });
+        }
+        self.added += 1;
+        match self
+            .parts
+            .iter_mut()
+            .find(|earlier| earlier.name == part.name)
+        {
+            Some(earlier) => *earlier = part,
+            None => self.parts.push(part),
+        }
+        Ok(())
+    }
+
+    /// The fields. Names that came more than once are told once.
+    pub(crate) fn finish(self) -> Vec<Part> {
+        let repeated = self.added - self.parts.len();
+        if repeated > 0 {
+            tracing::warn!("{repeated} fields of a form were replaced by later ones of their name");
+        }
+        self.parts
+    }
 }
 
 #[cfg(test)]

@@ -48,6 +48,12 @@ pub(crate) enum RestError {
         /// The limit.
         seconds: u64,
     },
+    /// The body drips.
+    #[error("the body brings less than {bytes_per_second} bytes a second")]
+    SlowBody {
+        /// The limit.
+        bytes_per_second: u64,
+    },
     /// A form that is none.
     #[error("the form could not be read: {reason}")]
     BadForm {
@@ -140,6 +146,7 @@ impl Classify for RestError {
             Self::PathNotText { .. }
             | Self::BrokenBody { .. }
             | Self::StalledBody { .. }
+            | Self::SlowBody { .. }
             | Self::BadForm { .. }
             | Self::TooManyParts { .. }
             | Self::BadJson { .. }

@@ -6,6 +6,17 @@ use std::str::FromStr;
 use super::RestError;
 use crate::settings::raw::nearest;
 
+/// Bytes that a JSON body of parameters may have, and how deep it may nest: it is one object of
+/// short texts, and the lenient parser descends as deep as it is led.
+const MAX_JSON_BYTES: usize = 64 << 10;
+const MAX_JSON_DEPTH: usize = 16;
+
+/// Unknown parameters told one by one; a client can name any number.
+const TOLD: usize = 5;
+
+/// The longest name worth comparing with the known ones.
+const COMPARED_BYTES: usize = 40;
+
 /// Parameters by name; of several with one name the first counts.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters(Vec<(String, String)>);
@@ -27,7 +38,13 @@ impl Parameters {
     /// The parser's words.
     pub(crate) fn of_json(body: &[u8]) -> Result<Self, RestError> {
         let bad = |reason: String| RestError::BadJson { reason };
+        if body.len() > MAX_JSON_BYTES {
+            return Err(bad(format!("it is over {MAX_JSON_BYTES} bytes")));
+        }
         let text = std::str::from_utf8(body).map_err(|error| bad(error.to_string()))?;
+        if depth(text) > MAX_JSON_DEPTH {
+            return Err(bad(format!("it nests deeper than {MAX_JSON_DEPTH}")));
+        }
         let object = serde_json::from_str(text).or_else(|strict: serde_json::Error| {
             json5::from_str(text).map_err(|_| bad(strict.to_string()))
         })?;
@@ -75,18 +92,29 @@ impl Parameters {
 
     /// Warns of parameters that nothing reads.
     pub(crate) fn warn_unknown(&self, known: &[&str]) {
-        for (name, _) in &self.0 {
-            if known.contains(&name.as_str()) {
-                continue;
-            }
+        let unknown = || {
+            self.0
+                .iter()
+                .filter(|(name, _)| !known.contains(&name.as_str()))
+        };
+        for (name, _) in unknown().take(TOLD) {
             // The name is the client's: shortened, and without what would break the line.
             let shown: String = name.chars().take(60).flat_map(char::escape_debug).collect();
-            match nearest(name, known.iter().copied()) {
+            let near = if name.len() > COMPARED_BYTES {
+                None
+            } else {
+                nearest(name, known.iter().copied())
+            };
+            match near {
                 Some(near) => tracing::warn!(
                     "unknown query parameter `{shown}` is ignored. Did you mean `{near}`?"
                 ),
                 None => tracing::warn!("unknown query parameter `{shown}` is ignored"),
             }
+        }
+        let more = unknown().count().saturating_sub(TOLD);
+        if more > 0 {
+            tracing::warn!("{more} more unknown query parameters are ignored");
         }
     }
 
@@ -96,8 +124,35 @@ impl Parameters {
     }
 }
 
+/// How deep brackets nest at most. Those inside texts count too: a parameter has few.
+fn depth(text: &str) -> usize {
+    let mut open = 0_usize;
+    let mut deepest = 0;
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => {
+                open += 1;
+                deepest = deepest.max(open);
+            }
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn json_that_nests_without_end_is_refused_before_it_is_parsed() {
+        for unit in ["[", "{a:", "[1,[", "{'a':["] {
+            for body in [unit.repeat(10_000), format!("{{'url': {}", unit.repeat(30))] {
+                let refused = Parameters::of_json(body.as_bytes());
+                assert!(matches!(refused, Err(RestError::BadJson { .. })), "{unit}");
+            }
+        }
+    }
+
     use super::*;
 
     #[test]

@@ -138,8 +138,7 @@ pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
             headers.insert(name, value);
         }
     }
-    let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    if bodiless {
+    if status::is_bodiless(status) {
         response.headers_mut().remove(CONTENT_TYPE);
         response.headers_mut().remove(CONTENT_LENGTH);
         return Ok(response);
@@ -189,7 +188,7 @@ fn phrase(text: &str) -> &'static str {
 mod tests {
     use actix_web::body::MessageBody as _;
     use bytes::Bytes;
-    use ts_serving::Refusal;
+    use ts_serving::{Refusal, RunFailure};
     use ts_types::ModelName;
 
     use super::*;
@@ -275,7 +274,16 @@ mod tests {
             let error = replied(impossible, "", &[]).unwrap_err();
             assert!(matches!(error, RestError::BadStatus { .. }), "{impossible}");
         }
-        assert_eq!(body(replied(204, "", &[]).unwrap()), "");
+        for bodiless in [204, 205, 304] {
+            assert_eq!(body(replied(bodiless, "", &[]).unwrap()), "", "{bodiless}");
+            let message = "mine".to_owned();
+            let failed = RunFailure::HandlerStatus {
+                code: bodiless,
+                message,
+            };
+            let response = failure(&ServingError::Run(failed).into(), &RequestId::random());
+            assert_eq!(response.status().as_u16(), 500, "{bodiless}");
+        }
     }
 
     #[test]

@@ -101,6 +101,8 @@ pub(crate) enum Route<'p> {
     RenewToken,
     /// Metrics as text.
     Metrics,
+    /// What may be asked here; a browser asks before it sends anything else.
+    Options,
 }
 
 impl Route<'_> {
@@ -116,6 +118,7 @@ impl Route<'_> {
             Self::Register | Self::Unregister { .. } => Action::ChangeModels,
             Self::RenewToken => Action::RenewToken,
             Self::Metrics => Action::ReadMetrics,
+            Self::Options => Action::AskOptions,
         }
     }
 }
@@ -130,6 +133,18 @@ pub(crate) fn find<'p>(
     path: &'p str,
 ) -> Result<Route<'p>, RestError> {
     let path = path.strip_prefix('/').unwrap_or(path).trim_end_matches('/');
+    if *method == Method::OPTIONS {
+        // Never runs a model; any other method of a path tells whether the path is there.
+        let there = find_as(surface, &Method::GET, path);
+        return match there {
+            Err(RestError::NoSuchRoute) => Err(RestError::NoSuchRoute),
+            _ => Ok(Route::Options),
+        };
+    }
+    find_as(surface, method, path)
+}
+
+fn find_as<'p>(surface: Surface, method: &Method, path: &'p str) -> Result<Route<'p>, RestError> {
     if surface.inference
         && let Some(route) = inference(path)
     {

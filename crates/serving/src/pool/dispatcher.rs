@@ -15,17 +15,18 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 use ts_types::{DeviceType, Isolation, Reply};
 use ts_wire::frame::{
-    BatchOutcome, ItemOutcome, LoadFailureKind, RunBatch, RunFailure, RunItem, RunPart,
+    BatchOutcome, ItemOutcome, LoadFailureKind, LoadModel, RunBatch, RunFailure, RunItem, RunPart,
     WorkerReply, WorkerRequest,
 };
 use ts_wire::{Channel, WireError};
 
 use crate::error::{ServingError, StartFailure};
 use crate::job::Job;
-use crate::pool::hosts::{Host, HostStartError};
+use crate::pool::hosts::{Host, HostLease, HostStartError};
 use crate::pool::logs::ModelLog;
 use crate::pool::restart::{Failures, Restart};
 use crate::pool::{Phase, PoolSpec, SlotStatus};
+use crate::spec::intra_op_threads;
 
 /// Room for what travels beside the bodies of a batch.
 const REPLY_SLACK_BYTES: u64 = 1 << 20;
@@ -59,8 +60,8 @@ impl SlotControl {
     /// that is still loading has nothing to finish and is ended at once.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        if !self.ready.load(Ordering::SeqCst) && self.isolation == Isolation::Process {
-            self.kill();
+        if !self.ready.load(Ordering::SeqCst) {
+            self.kill_own_host();
         }
         drop(self.pause.lock());
         self.wake.notify_all();
@@ -70,6 +71,22 @@ impl SlotControl {
     pub(crate) fn kill(&self) {
         if let Some(host) = &*self.host.lock() {
             host.kill();
+        }
+    }
+
+    /// Ends the host if no other worker lives there.
+    fn kill_own_host(&self) {
+        if self.isolation == Isolation::Process {
+            self.kill();
+        }
+    }
+
+    /// Makes the host known to whoever may have to end it.
+    fn set_host(&self, host: Option<Arc<Host>>) {
+        *self.host.lock() = host;
+        if self.stopping() {
+            // Asked to end before there was a host to end.
+            self.kill_own_host();
         }
     }
 
@@ -97,7 +114,7 @@ pub(crate) struct Dispatcher {
 
 /// A worker that has loaded its model.
 struct Worker {
-    host: Arc<Host>,
+    host: Arc<HostLease>,
     channel: Channel,
 }
 
@@ -141,6 +158,7 @@ impl Dispatcher {
 
     fn run(self) {
         let mut failures = Failures::default();
+        let mut unsuccessful = 0;
         let mut generation = 0;
         while !self.ending() {
             generation += 1;
@@ -149,31 +167,29 @@ impl Dispatcher {
                 status.started = SystemTime::now();
                 status.generation = generation;
             });
-            let failure = match self.start() {
-                Ok(mut worker) => {
-                    if failures.count() > 0 {
-                        tracing::info!(
-                            worker = self.name(),
-                            "Auto recovery succeeded, reset recoveryStartTS"
-                        );
-                    }
-                    failures.reset();
-                    let end = self.serve(&mut worker);
-                    self.control.ready.store(false, Ordering::SeqCst);
-                    self.release(worker);
-                    match end {
-                        End::Asked => break,
-                        End::Lost(failure) => failure,
-                    }
+            let end = self.start().map(|mut worker| {
+                if failures.count() > 0 {
+                    tracing::info!(
+                        worker = self.name(),
+                        "Auto recovery succeeded, reset recoveryStartTS"
+                    );
                 }
-                Err(failure) => failure,
+                failures.reset();
+                let end = self.serve(&mut worker, &mut unsuccessful);
+                self.control.ready.store(false, Ordering::SeqCst);
+                let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
+                // The host ends with the last worker that is dropped here.
+                end
+            });
+            self.control.set_host(None);
+            let failure = match end {
+                Ok(End::Asked) => break,
+                Ok(End::Lost(failure)) | Err(failure) => failure,
             };
-            *self.control.host.lock() = None;
             if self.ending() || !self.retry(&mut failures, failure) {
                 break;
             }
         }
-        *self.control.host.lock() = None;
         if self.ending() {
             self.publish.send_modify(|status| {
                 status.phase = Phase::Stopped;
@@ -240,8 +256,6 @@ impl Dispatcher {
     /// Starts the worker in a host and loads the model.
     fn start(&self) -> Result<Worker, StartFailure> {
         let began = Instant::now();
-        let limit = self.spec.limits.read().startup_timeout;
-        let deadline = began + limit;
         if self.spec.device_type == Some(DeviceType::Gpu) && self.spec.load.gpu_id.is_none() {
             return Err(StartFailure {
                 text: "the model asks for a GPU (`deviceType: gpu`) and this server has none to \
@@ -251,15 +265,12 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let host = self.host(deadline).map_err(|error| match error {
-            HostStartError::Wire(WireError::TimedOut) => self.timed_out("while it started", limit),
-            other => host_failure(&other),
-        })?;
-        *self.control.host.lock() = Some(Arc::clone(&host));
-        if self.control.stopping() && self.spec.isolation == Isolation::Process {
-            // Asked to end before there was a host to kill.
-            host.kill();
-        }
+        let (limit, workers) = {
+            let limits = self.spec.limits.read();
+            (limits.startup_timeout, limits.min_workers)
+        };
+        let threads = intra_op_threads(self.spec.surroundings.hosts.cores, workers);
+        let (host, deadline) = self.host(threads, limit)?;
         self.publish
             .send_modify(|status| status.pid = Some(host.pid()));
         let max_payload = self
@@ -270,12 +281,16 @@ impl Dispatcher {
         let mut channel = host
             .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
             .map_err(|error| host_failure(&error))?;
-        let loaded = load(&mut channel, &self.spec, deadline);
-        match loaded {
+        let model = LoadModel {
+            intra_op_threads: threads,
+            ..self.spec.load.clone()
+        };
+        match load(&mut channel, model, deadline) {
             Ok(()) => {}
-            Err(LoadError::Refused(failure)) => {
-                self.end_lonely_host(&host);
-                return Err(failure);
+            Err(LoadError::Refused(failure)) => return Err(failure),
+            // The host of this worker alone ends as it is dropped; one that others serve in stays.
+            Err(LoadError::Wire(WireError::TimedOut)) => {
+                return Err(self.timed_out("while it loaded the model", limit));
             }
             Err(LoadError::Wire(error)) => {
                 return Err(self.lost(&host, &error, "while it loaded the model", limit));
@@ -296,45 +311,76 @@ impl Dispatcher {
         Ok(Worker { host, channel })
     }
 
-    /// A host of its own, or the pool's shared one.
-    fn host(&self, deadline: Instant) -> Result<Arc<Host>, HostStartError> {
-        match self.spec.isolation {
-            Isolation::Process => self.start_host(deadline),
-            Isolation::Thread => {
-                // Held while it starts: the other workers of the pool wait for the same host.
-                let mut shared = self.spec.shared_host.lock();
-                if let Some(host) = shared.as_ref().filter(|host| host.is_alive()) {
-                    return Ok(Arc::clone(host));
-                }
-                let host = self.start_host(deadline)?;
-                *shared = Some(Arc::clone(&host));
-                Ok(host)
-            }
+    /// A host of its own, or the pool's shared one, and when the worker has to be up in it.
+    fn host(
+        &self,
+        threads: u32,
+        limit: Duration,
+    ) -> Result<(Arc<HostLease>, Option<Instant>), StartFailure> {
+        let mut shared = match self.spec.isolation {
+            Isolation::Process => None,
+            // Held while it starts: the other workers of the pool wait for the same host. Only
+            // dispatchers ever take this lock.
+            Isolation::Thread => Some(self.spec.shared_host.lock()),
+        };
+        if self.control.stopping() {
+            return Err(StartFailure::stopped());
         }
+        // What was spent waiting for the others is not this worker's.
+        let deadline = Instant::now().checked_add(limit);
+        let living = shared
+            .as_ref()
+            .and_then(|shared| shared.upgrade())
+            .filter(|host| host.is_alive());
+        if let Some(host) = living {
+            self.control.set_host(Some(host.process()));
+            return Ok((host, deadline));
+        }
+        let host = self
+            .start_host(threads, deadline)
+            .map_err(|error| match error {
+                HostStartError::Wire(WireError::TimedOut) => {
+                    self.timed_out("while it started", limit)
+                }
+                other => host_failure(&other),
+            })?;
+        if let Some(shared) = &mut shared {
+            **shared = Arc::downgrade(&host);
+        }
+        Ok((host, deadline))
     }
 
-    fn start_host(&self, deadline: Instant) -> Result<Arc<Host>, HostStartError> {
+    fn start_host(
+        &self,
+        threads: u32,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<HostLease>, HostStartError> {
         let python = if self.spec.needs_python {
             let places = self.spec.surroundings.python();
             Some(places.map_err(|error| HostStartError::Failed(error.to_string()))?)
         } else {
             None
         };
-        let spec = Arc::clone(&self.spec);
-        Host::start(
+        let spec = Arc::downgrade(&self.spec);
+        let host = Host::spawn(
             &self.spec.surroundings.hosts,
-            python.as_ref(),
-            self.spec.load.intra_op_threads as usize,
+            threads,
             ModelLog { name: self.name() },
-            deadline,
-            move || spec.queue.wake_all(),
-        )
+            move || {
+                if let Some(spec) = spec.upgrade() {
+                    spec.queue.wake_all();
+                }
+            },
+        )?;
+        let host = Arc::new(HostLease::new(host));
+        self.control.set_host(Some(host.process()));
+        host.set_up(python.as_ref(), deadline)?;
+        Ok(host)
     }
 
     /// Hands batches to the worker until it is lost or the slot is to end.
-    fn serve(&self, worker: &mut Worker) -> End {
+    fn serve(&self, worker: &mut Worker, unsuccessful: &mut u32) -> End {
         let queue = &self.spec.queue;
-        let mut in_a_row = 0;
         loop {
             let taken = queue.take(|| self.control.stopping() || !worker.host.is_alive());
             let Some(jobs) = taken else {
@@ -350,14 +396,31 @@ impl Dispatcher {
             };
             let count = jobs.len();
             let handed_over = Instant::now();
-            if let Err(error) = hand_over(&mut worker.channel, &jobs) {
-                // They never reached a worker, so another may have them.
-                queue.put_back(jobs);
-                let during = "before it took a batch";
-                return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
+            match hand_over(&mut worker.channel, &jobs) {
+                Ok(()) => {}
+                Err(error @ WireError::Closed) => {
+                    // They never reached a worker, so another may have them.
+                    queue.put_back(jobs);
+                    let during = "before it took a batch";
+                    return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
+                }
+                Err(error) => {
+                    // Nothing was sent: it is the batch that cannot travel, not the worker.
+                    let reason = error.to_string();
+                    tracing::warn!(
+                        worker = self.name(),
+                        reason,
+                        "a batch cannot be handed over"
+                    );
+                    for job in jobs {
+                        let reason = reason.clone();
+                        job.fail(ServingError::NotHandedOver { reason });
+                    }
+                    continue;
+                }
             }
             let limit = self.spec.limits.read().response_timeout;
-            let received = worker.channel.receive(Some(handed_over + limit));
+            let received = worker.channel.receive(handed_over.checked_add(limit));
             let backend_time = handed_over.elapsed();
             let read = received.and_then(|incoming| match incoming.header()? {
                 WorkerReply::Done(done) => Ok((
@@ -370,7 +433,7 @@ impl Dispatcher {
             });
             match read {
                 Ok((replies, events)) => {
-                    in_a_row = 0;
+                    *unsuccessful = 0;
                     answer(jobs, replies, handed_over);
                     self.spec
                         .surroundings
@@ -380,10 +443,10 @@ impl Dispatcher {
                     self.spec.metrics.batch_done(overhead);
                 }
                 Err(error) => {
-                    in_a_row += 1;
+                    *unsuccessful += 1;
                     tracing::warn!(
                         worker = self.name(),
-                        "Number or consecutive unsuccessful inference {in_a_row}"
+                        "Number or consecutive unsuccessful inference {unsuccessful}"
                     );
                     let failure = self.lost(&worker.host, &error, "while it ran a batch", limit);
                     for job in jobs {
@@ -406,30 +469,16 @@ impl Dispatcher {
         };
         match error {
             WireError::TimedOut => {
-                tracing::error!(
-                    worker = self.name(),
-                    "Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: \
-                     Backend worker did not respond in given time"
-                );
                 // A thread that does not answer can only be ended with its process.
                 host.kill();
-                failure(
-                    format!(
-                        "no answer within {} s {during}; it was killed",
-                        limit.as_secs()
-                    ),
-                    false,
-                )
+                self.timed_out(during, limit)
             }
             WireError::Closed => match host.wait_for_exit(EXIT_SHOWS_WITHIN) {
                 Some(exit) => failure(
                     format!("{} {during}", exit.describe()),
                     exit.out_of_memory(),
                 ),
-                None => {
-                    self.end_lonely_host(host);
-                    failure(format!("the worker thread ended {during}"), false)
-                }
+                None => failure(format!("the worker thread ended {during}"), false),
             },
             other => {
                 host.kill();
@@ -454,18 +503,6 @@ impl Dispatcher {
             out_of_memory: false,
             permanent: false,
         }
-    }
-
-    /// Ends the host of a worker that has ended, unless others live there.
-    fn end_lonely_host(&self, host: &Host) {
-        if self.spec.isolation == Isolation::Process {
-            host.kill();
-        }
-    }
-
-    fn release(&self, mut worker: Worker) {
-        let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
-        self.end_lonely_host(&worker.host);
     }
 }
 
@@ -496,10 +533,14 @@ enum LoadError {
     Wire(WireError),
 }
 
-fn load(channel: &mut Channel, spec: &PoolSpec, deadline: Instant) -> Result<(), LoadError> {
-    let request = WorkerRequest::Load(spec.load.clone());
+fn load(
+    channel: &mut Channel,
+    model: LoadModel,
+    deadline: Option<Instant>,
+) -> Result<(), LoadError> {
+    let request = WorkerRequest::Load(model);
     channel.send(&request, None).map_err(LoadError::Wire)?;
-    let incoming = channel.receive(Some(deadline)).map_err(LoadError::Wire)?;
+    let incoming = channel.receive(deadline).map_err(LoadError::Wire)?;
     match incoming.header().map_err(LoadError::Wire)? {
         WorkerReply::Loaded => Ok(()),
         WorkerReply::LoadFailed(failure) => Err(LoadError::Refused(StartFailure {

@@ -5,15 +5,17 @@
 //! channels: a grandchild may hold their other ends open, so their closing alone tells nothing.
 
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions};
 use ts_wire::frame::{ControlRequest, HostReply, HostSetup, PythonPlaces};
 use ts_wire::{Channel, HangUp, WireError};
 
@@ -73,7 +75,6 @@ impl HostExit {
 /// One host process.
 pub(crate) struct Host {
     pid: Pid,
-    pidfd: OwnedFd,
     control: Mutex<Channel>,
     /// The control channel and those of its workers.
     hang_ups: Mutex<Vec<HangUp>>,
@@ -83,56 +84,29 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Starts a host and waits until it can take workers. `on_exit` is called once, from the
-    /// host's own thread, after the process has been reaped.
-    pub(crate) fn start(
+    /// Starts a host process. `on_exit` is called once, from the host's own thread, after the
+    /// process has been reaped. [`Host::set_up`] comes next.
+    pub(crate) fn spawn(
         config: &HostConfig,
-        python: Option<&PythonPlaces>,
-        intra_op_threads: usize,
+        intra_op_threads: u32,
         log: ModelLog,
-        deadline: Instant,
         on_exit: impl FnOnce() + Send + 'static,
     ) -> Result<Arc<Self>, HostStartError> {
         let (near, far) = Channel::pair()?;
-        let mut command = Command::new(&config.executable);
-        command
-            .arg("worker")
-            .stdin(Stdio::from(far))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // A Ctrl-C at the server's terminal is the server's to act on.
-            .process_group(0)
-            // OpenMP reads these once, before the first thread of its pool. Each worker thread
-            // sets its own number as well; without these a fresh thread would start a pool for
-            // the whole machine.
-            .env("OMP_NUM_THREADS", intra_op_threads.to_string())
-            .env("MKL_NUM_THREADS", intra_op_threads.to_string());
-        for (name, value) in KEEP_MEMORY {
-            if std::env::var_os(name).is_none() {
-                command.env(name, value);
-            }
-        }
-        if let Some(hidden) = &config.hidden_environment {
-            for (name, _) in std::env::vars_os() {
-                if name.to_str().is_some_and(|name| hidden.is_match(name)) {
-                    command.env_remove(name);
-                }
-            }
-        }
-        let mut child = command.spawn()?;
+        let mut child = command(config, intra_op_threads, far).spawn()?;
         let pid = Pid::from_child(&child);
         let stdout = child.stdout.take().map(OwnedFd::from);
         let stderr = child.stderr.take().map(OwnedFd::from);
+        let discard = |error: io::Error| {
+            let _already_gone = rustix::process::kill_process_group(pid, Signal::KILL);
+            let _nothing_to_reap = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+            HostStartError::Spawn(error)
+        };
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-            .map_err(io::Error::from)
-            .inspect_err(|_| {
-                let _already_gone = child.kill();
-                let _nothing_to_reap = child.wait();
-            })?;
+            .map_err(|errno| discard(errno.into()))?;
         let control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
         let host = Arc::new(Self {
             pid,
-            pidfd,
             hang_ups: Mutex::new(vec![control.hang_up()]),
             control: Mutex::new(control),
             ordered_to_end: AtomicBool::new(false),
@@ -140,32 +114,43 @@ impl Host {
             exited: Condvar::new(),
         });
         let watched = Arc::clone(&host);
-        let name = format!("host-{}", pid.as_raw_nonzero());
-        std::thread::Builder::new().name(name).spawn(move || {
-            log.copy(stdout, stderr, watched.pidfd.as_fd());
-            match child.wait() {
-                Ok(status) => {
-                    let ordered = watched.ordered_to_end.load(Ordering::SeqCst);
-                    *watched.exit.lock() = Some(HostExit { status, ordered });
-                }
-                Err(error) => tracing::error!(%error, pid = child.id(), "reaping a host failed"),
-            }
-            watched.exited.notify_all();
-            for channel in watched.hang_ups.lock().iter() {
-                channel.now();
-            }
-            // Whatever it started and left behind.
-            watched.kill();
-            on_exit();
-        })?;
-        host.set_up(python, deadline).inspect_err(|_| host.kill())?;
+        std::thread::Builder::new()
+            .name(format!("host-{}", pid.as_raw_nonzero()))
+            .spawn(move || {
+                log.copy(stdout, stderr, pidfd.as_fd());
+                watched.reap(&mut child);
+                on_exit();
+            })
+            .map_err(discard)?;
         Ok(host)
     }
 
-    fn set_up(
+    /// Waits for the end of the process and makes it known.
+    fn reap(&self, child: &mut Child) {
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while let Err(Errno::INTR) = rustix::process::waitid(WaitId::Pid(self.pid), ended) {}
+        // Whatever it started and left behind goes too, while the number of the group is still
+        // taken by the process that waits to be reaped.
+        let _nothing_left = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        let ordered = self.ordered_to_end.load(Ordering::SeqCst);
+        let mut exit = self.exit.lock();
+        let status = child.wait().unwrap_or_else(|error| {
+            tracing::error!(%error, pid = child.id(), "reaping a host failed");
+            ExitStatus::default()
+        });
+        *exit = Some(HostExit { status, ordered });
+        drop(exit);
+        self.exited.notify_all();
+        for channel in self.hang_ups.lock().iter() {
+            channel.now();
+        }
+    }
+
+    /// Tells the host what to load, and waits until it can take workers.
+    pub(crate) fn set_up(
         &self,
         python: Option<&PythonPlaces>,
-        deadline: Instant,
+        deadline: Option<Instant>,
     ) -> Result<(), HostStartError> {
         let mut control = self.control.lock();
         control.send(
@@ -175,7 +160,7 @@ impl Host {
             None,
         )?;
         let reply = control
-            .receive(Some(deadline))
+            .receive(deadline)
             .and_then(|incoming| incoming.header());
         match reply {
             Ok(HostReply::Ready) => Ok(()),
@@ -224,8 +209,12 @@ impl Host {
 
     /// Ends the process and everything in its group, at once.
     pub(crate) fn kill(&self) {
-        self.ordered_to_end.store(true, Ordering::SeqCst);
-        let _already_gone = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        // Held so that the process cannot be reaped, and its number taken by another, in between.
+        let exit = self.exit.lock();
+        if exit.is_none() {
+            self.ordered_to_end.store(true, Ordering::SeqCst);
+            let _already_ending = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        }
     }
 
     /// How it ended, waiting up to `limit` for that.
@@ -238,10 +227,59 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+/// The use of a host by a worker. The host ends with its last user.
+pub(crate) struct HostLease {
+    host: Arc<Host>,
+}
+
+impl HostLease {
+    pub(crate) fn new(host: Arc<Host>) -> Self {
+        Self { host }
+    }
+
+    /// The process, without a share in its life.
+    pub(crate) fn process(&self) -> Arc<Host> {
+        Arc::clone(&self.host)
+    }
+}
+
+impl Deref for HostLease {
+    type Target = Host;
+    fn deref(&self) -> &Host {
+        &self.host
+    }
+}
+
+impl Drop for HostLease {
     fn drop(&mut self) {
-        if self.is_alive() {
-            self.kill();
+        self.host.kill();
+    }
+}
+
+fn command(config: &HostConfig, intra_op_threads: u32, control: OwnedFd) -> Command {
+    let mut command = Command::new(&config.executable);
+    command
+        .arg("worker")
+        .stdin(Stdio::from(control))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A Ctrl-C at the server's terminal is the server's to act on.
+        .process_group(0)
+        // OpenMP reads these once, before the first thread of its pool. Each worker thread sets its
+        // own number as well; without these a fresh thread would start a pool for the whole machine.
+        .env("OMP_NUM_THREADS", intra_op_threads.to_string())
+        .env("MKL_NUM_THREADS", intra_op_threads.to_string());
+    for (name, value) in KEEP_MEMORY {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
         }
     }
+    if let Some(hidden) = &config.hidden_environment {
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| hidden.is_match(name)) {
+                command.env_remove(name);
+            }
+        }
+    }
+    command
 }

@@ -9,6 +9,10 @@ use rustix::io::Errno;
 /// A longer line is cut here, so that a handler that never ends one costs no more memory.
 const MAX_LINE_BYTES: usize = 16 << 10;
 
+/// What is still read once the process has ended: a pipe holds no more of its own words, and a
+/// grandchild that goes on writing must not hold up the news of its end.
+const MAX_AFTER_END_BYTES: usize = 1 << 20;
+
 /// Where the lines of one host go.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelLog {
@@ -38,6 +42,7 @@ impl ModelLog {
         let mut streams = [lines(stdout, "stdout"), lines(stderr, "stderr")];
         let mut buffer = vec![0; 16 << 10];
         let mut process_ended = false;
+        let mut after_end = 0;
         while streams.iter().any(|lines| lines.pipe.is_some()) {
             let readable = match self.wait(&streams, process, &mut process_ended) {
                 Ok(readable) => readable,
@@ -52,8 +57,11 @@ impl ModelLog {
             }
             for (lines, readable) in streams.iter_mut().zip(readable) {
                 if readable {
-                    self.read(lines, &mut buffer);
+                    after_end += usize::from(process_ended) * self.read(lines, &mut buffer);
                 }
+            }
+            if after_end > MAX_AFTER_END_BYTES {
+                break;
             }
         }
         for lines in &mut streams {
@@ -104,12 +112,15 @@ impl ModelLog {
         Ok(readable)
     }
 
-    fn read(&self, lines: &mut Lines, buffer: &mut [u8]) {
-        let Some(pipe) = &lines.pipe else { return };
+    /// Returns how many bytes there were.
+    fn read(&self, lines: &mut Lines, buffer: &mut [u8]) -> usize {
+        let Some(pipe) = &lines.pipe else { return 0 };
         match rustix::io::read(pipe, &mut *buffer) {
-            Ok(0) => lines.pipe = None,
-            Err(Errno::INTR) => {}
-            Err(_) => lines.pipe = None,
+            Err(Errno::INTR) => 0,
+            Ok(0) | Err(_) => {
+                lines.pipe = None;
+                0
+            }
             Ok(count) => {
                 for piece in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
                     match piece.strip_suffix(b"\n") {
@@ -123,6 +134,7 @@ impl ModelLog {
                         self.end_line(lines);
                     }
                 }
+                count
             }
         }
     }

@@ -10,10 +10,11 @@ mod logs;
 pub(crate) mod python;
 mod restart;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::try_join_all;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Version};
@@ -26,7 +27,7 @@ use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
 use crate::pool::dispatcher::{Dispatcher, SlotControl};
-use crate::pool::hosts::Host;
+use crate::pool::hosts::HostLease;
 use crate::pool::python::PythonError;
 use crate::queue::Queue;
 use crate::spec::ResolvedModel;
@@ -78,8 +79,8 @@ pub(crate) struct PoolSpec {
     pub(crate) queue: Queue,
     pub(crate) metrics: ModelMetrics,
     pub(crate) surroundings: Arc<Surroundings>,
-    /// Under thread isolation, the host that all workers share.
-    shared_host: Mutex<Option<Arc<Host>>>,
+    /// Under thread isolation, the host that all workers share; it ends with the last of them.
+    shared_host: Mutex<Weak<HostLease>>,
 }
 
 impl PoolSpec {
@@ -109,7 +110,7 @@ impl PoolSpec {
             client_timeout: limits.client_timeout,
             limits: RwLock::new(limits),
             surroundings,
-            shared_host: Mutex::new(None),
+            shared_host: Mutex::default(),
         }
     }
 }
@@ -159,7 +160,7 @@ impl Pool {
         }
     }
 
-    pub(crate) fn spec(&self) -> &PoolSpec {
+    pub(crate) fn spec(&self) -> &Arc<PoolSpec> {
         &self.spec
     }
 
@@ -168,15 +169,24 @@ impl Pool {
         healthy(&self.slots.lock())
     }
 
+    /// Slots that take batches now.
+    pub(crate) fn ready_workers(&self) -> usize {
+        let slots = self.slots.lock();
+        let ready = slots
+            .iter()
+            .filter(|slot| slot.status.borrow().phase == Phase::Ready);
+        ready.count()
+    }
+
     /// Brings the number of slots into `min..=max` and returns what to await. Slots that were
     /// given up do not count: they are replaced.
     pub(crate) fn resize(&self, min: usize, max: usize) -> Resizing {
+        let mut slots = self.slots.lock();
         {
             let mut limits = self.spec.limits.write();
             limits.min_workers = min;
             limits.max_workers = max;
         }
-        let mut slots = self.slots.lock();
         let mut stopping = Vec::new();
         slots.retain(|slot| slot.status.borrow().phase != Phase::GivenUp);
         while slots.len() > max
@@ -208,7 +218,6 @@ impl Pool {
             starting,
             stopping,
             failure,
-            spec: Arc::clone(&self.spec),
         }
     }
 
@@ -264,7 +273,6 @@ impl Pool {
             starting: Vec::new(),
             stopping,
             failure: None,
-            spec: Arc::clone(&self.spec),
         };
         let gone = resizing.stopped(limit).await;
         for job in self.spec.queue.drain() {
@@ -272,7 +280,6 @@ impl Pool {
                 model: self.spec.model.clone(),
             });
         }
-        resizing.drop_shared_host();
         gone
     }
 
@@ -337,36 +344,21 @@ pub(crate) struct Resizing {
     starting: Vec<watch::Receiver<SlotStatus>>,
     stopping: Vec<Slot>,
     failure: Option<StartFailure>,
-    spec: Arc<PoolSpec>,
 }
 
 impl Resizing {
+    /// Why a slot could not be made at all.
+    pub(crate) fn failed(&mut self) -> Result<(), StartFailure> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
     /// Waits until each new worker has come up once.
     ///
     /// # Errors
     /// The first failure of any of them, without waiting for the others.
     pub(crate) async fn started(&mut self) -> Result<(), StartFailure> {
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
-        for status in &mut self.starting {
-            let first_result = status
-                .wait_for(|status| {
-                    status.last_failure.is_some()
-                        || !matches!(status.phase, Phase::Starting | Phase::Waiting)
-                })
-                .await;
-            match first_result {
-                Ok(status) if status.phase == Phase::Ready => {}
-                Ok(status) => {
-                    return Err(status
-                        .last_failure
-                        .clone()
-                        .unwrap_or_else(StartFailure::stopped));
-                }
-                Err(_) => return Err(StartFailure::stopped()),
-            }
-        }
+        self.failed()?;
+        try_join_all(self.starting.iter_mut().map(first_result)).await?;
         Ok(())
     }
 
@@ -396,17 +388,27 @@ impl Resizing {
         };
         tokio::time::timeout(limit, all).await.is_ok()
     }
+}
 
-    /// Under thread isolation, ends the host that no worker is left in.
-    pub(crate) fn drop_shared_host(&self) {
-        if let Some(host) = self.spec.shared_host.lock().take() {
-            host.kill();
-        }
+async fn first_result(status: &mut watch::Receiver<SlotStatus>) -> Result<(), StartFailure> {
+    let first = status
+        .wait_for(|status| {
+            status.last_failure.is_some()
+                || !matches!(status.phase, Phase::Starting | Phase::Waiting)
+        })
+        .await;
+    match first {
+        Ok(status) if status.phase == Phase::Ready => Ok(()),
+        Ok(status) => Err(status
+            .last_failure
+            .clone()
+            .unwrap_or_else(StartFailure::stopped)),
+        Err(_) => Err(StartFailure::stopped()),
     }
 }
 
 impl StartFailure {
-    fn stopped() -> Self {
+    pub(crate) fn stopped() -> Self {
         Self {
             text: "the worker was stopped before it came up".to_owned(),
             out_of_memory: false,

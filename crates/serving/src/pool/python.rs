@@ -2,8 +2,12 @@
 //! it takes an interpreter start of about 0.1 s, and a server without Python models needs none.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
 use serde::Deserialize;
 use ts_wire::frame::PythonPlaces;
 
@@ -11,6 +15,9 @@ use crate::config::HostConfig;
 
 /// File name of the plugin, next to the executable.
 const PLUGIN_FILE: &str = "libts_plugin.so";
+
+/// How long the interpreter may take to answer; it takes some 0.1 s.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Prints what [`Answer`] reads. Uses the standard library only: importing torch takes seconds.
 const QUESTION: &str = r#"
@@ -159,9 +166,22 @@ fn ask(executable: &Path) -> Result<Answer, PythonError> {
         executable: executable.to_owned(),
         reason,
     };
-    let output = Command::new(executable)
+    let mut child = Command::new(executable)
         .args(["-I", "-c", QUESTION])
-        .output()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| no_answer(error.to_string()))?;
+    // Its answer fits into a pipe, so it need not be read before the end.
+    if !ends_within(&child, ANSWERS_WITHIN) {
+        let _already_gone = child.kill();
+        let _reaped = child.wait();
+        let limit = ANSWERS_WITHIN.as_secs();
+        return Err(no_answer(format!("no answer within {limit} s")));
+    }
+    let output = child
+        .wait_with_output()
         .map_err(|error| no_answer(error.to_string()))?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);
@@ -170,4 +190,21 @@ fn ask(executable: &Path) -> Result<Answer, PythonError> {
         ));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| no_answer(error.to_string()))
+}
+
+fn ends_within(child: &Child, limit: Duration) -> bool {
+    let pid = Pid::from_child(child);
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+        return false;
+    };
+    let limit = Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: 0,
+    };
+    loop {
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)) {
+            Err(Errno::INTR) => {}
+            ended => return ended.is_ok_and(|ready| ready > 0),
+        }
+    }
 }

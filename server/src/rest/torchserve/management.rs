@@ -22,6 +22,9 @@ const PAGE: i64 = 100;
 /// Answered while a pool is being changed.
 const UPDATING: &str = "Processing worker updates...";
 
+/// Answered when a pool has the workers it should have, but not all of them are up.
+const IN_PROGRESS: &str = "Workers scaling in progress...";
+
 fn query(request: &HttpRequest, known: &[&str]) -> Parameters {
     let query = Parameters::of_query(request.query_string());
     query.warn_unknown(known);
@@ -200,6 +203,7 @@ pub(super) async fn scale(
     let change = async move { management.scale(&name, which.as_ref(), scaling).await };
     Ok(match run(edge, change).await? {
         Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
+        Scaled::InProgress => respond::status_line(StatusCode::PARTIAL_CONTENT, IN_PROGRESS),
         Scaled::Done => {
             let of = version
                 .map(|version| format!(", version: {version}"))
@@ -267,7 +271,9 @@ pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError>
     }
     let name = ModelName::new(model)?;
     let described = edge.management.describe(&name, &Which::Default)?;
-    let ready = described.iter().any(|version| !version.workers.is_empty());
+    let ready = described
+        .iter()
+        .any(|version| version.workers.iter().any(|worker| worker.ready));
     Ok(respond::json(StatusCode::OK, &Readiness { name, ready }))
 }
 

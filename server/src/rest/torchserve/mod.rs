@@ -5,6 +5,7 @@ mod metrics;
 mod ping;
 mod predict;
 
+use actix_web::http::header::ALLOW;
 use actix_web::{HttpRequest, HttpResponse, web};
 use ts_types::RequestId;
 
@@ -33,5 +34,8 @@ pub(super) async fn answer(
         Route::Ready { model } => management::ready(edge, model),
         Route::RenewToken => management::renew_token(edge, request),
         Route::Metrics => Ok(metrics::metrics(edge, request)),
+        Route::Options => Ok(HttpResponse::Ok()
+            .insert_header((ALLOW, "GET, POST, PUT, PATCH, DELETE, OPTIONS"))
+            .finish()),
     }
 }

@@ -3,6 +3,7 @@
 use actix_web::{HttpRequest, HttpResponse, web};
 use ts_types::{Headers, InferRequest, ModelName, Part, RequestId, RequestKind, Version};
 
+use crate::rest::body::{Fields, Limits};
 use crate::rest::query::Parameters;
 use crate::rest::routes::{Predict, Told};
 use crate::rest::{Edge, RestError, body, respond};
@@ -50,7 +51,7 @@ pub(super) async fn predict(
                 Some(model) => Some(model),
                 None => model_of(edge, &query, &parts)?,
             };
-            add_fields(&mut parts, query);
+            parts = with_query(parts, query, edge.limits)?;
             model
         }
     };
@@ -85,28 +86,34 @@ fn model_of(
     Ok(name.map(|name| ModelName::new(&name)).transpose()?)
 }
 
-fn add_fields(parts: &mut Vec<Part>, query: Parameters) {
-    for (name, value) in query.into_pairs() {
-        let part = body::text_part(name, value);
-        match parts.iter_mut().find(|earlier| earlier.name == part.name) {
-            Some(earlier) => *earlier = part,
-            None => parts.push(part),
-        }
+/// Query parameters come as fields after those of the body, and count as such.
+fn with_query(parts: Vec<Part>, query: Parameters, limits: Limits) -> Result<Vec<Part>, RestError> {
+    let mut fields = Fields::new(limits);
+    for part in parts {
+        fields.add(part)?;
     }
+    for (name, value) in query.into_pairs() {
+        fields.add(body::text_part(name, value))?;
+    }
+    Ok(fields.finish())
 }
 
-/// The client's headers, as far as they are text; of several with one name the last counts.
+/// The client's headers; of several with one name the last counts. Bytes beyond ASCII are Latin-1,
+/// as HTTP has it.
 fn client_headers(request: &HttpRequest) -> Headers {
     let mut headers = Headers::with_capacity(request.headers().len() + 2);
     for (name, value) in request.headers() {
         let name = name.as_str();
-        let Ok(value) = value.to_str() else { continue };
         if RESERVED.contains(&name) {
             continue;
         }
+        let value = match value.to_str() {
+            Ok(text) => text.to_owned(),
+            Err(_) => value.as_bytes().iter().copied().map(char::from).collect(),
+        };
         match headers.iter_mut().find(|(earlier, _)| earlier == name) {
-            Some((_, earlier)) => value.clone_into(earlier),
-            None => headers.push((name.to_owned(), value.to_owned())),
+            Some((_, earlier)) => *earlier = value,
+            None => headers.push((name.to_owned(), value)),
         }
     }
     headers
@@ -127,18 +134,26 @@ mod tests {
             .append_header(("url_path", "b"))
             .append_header(("X-Own", "1"))
             .append_header(("x-own", "2"))
+            .append_header(("x-name", &b"caf\xe9"[..]))
             .to_http_request();
-        assert_eq!(
-            client_headers(&request),
-            [("x-own".to_owned(), "2".to_owned())]
-        );
+        let mut headers = client_headers(&request);
+        headers.sort();
+        let expected = [("x-name", "caf\u{e9}"), ("x-own", "2")];
+        assert_eq!(headers, expected.map(|(k, v)| (k.to_owned(), v.to_owned())));
     }
 
     #[test]
-    fn query_parameters_replace_fields_of_the_same_name() {
-        let mut parts = vec![body::text_part("data".to_owned(), "1".to_owned())];
-        add_fields(&mut parts, Parameters::of_query("data=2&other=3"));
-        let values: Vec<_> = parts.iter().map(|part| &part.value[..]).collect();
+    fn query_parameters_replace_fields_of_the_same_name_and_count_as_fields() {
+        let limits = Limits {
+            bytes: 100,
+            parts: 3,
+        };
+        let parts = || vec![body::text_part("data".to_owned(), "1".to_owned())];
+        let query = Parameters::of_query("data=2&other=3");
+        let both = with_query(parts(), query, limits).unwrap();
+        let values: Vec<_> = both.iter().map(|part| &part.value[..]).collect();
         assert_eq!(values, [b"2", b"3"]);
+        let many = with_query(parts(), Parameters::of_query("a&a&a"), limits);
+        assert!(matches!(many, Err(RestError::TooManyParts { limit: 3 })));
     }
 }
