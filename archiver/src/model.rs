@@ -189,7 +189,7 @@ fn check(source: &Path, entry: Option<&str>) -> Result<()> {
 /// Reads what the server would read, so that it is refused here and not there.
 #[expect(clippy::print_stderr, reason = "warnings of a command-line tool")]
 fn check_contents(args: &PackArgs) -> Result<()> {
-    let handler = args.handler.as_str();
+    let handler = args.handler.as_deref().unwrap_or_default();
     if DEFAULT_HANDLERS.contains(&handler) && !SHIPPED_HANDLERS.contains(&handler) {
         eprintln!("warning: this server does not have TorchServe's handler `{handler}` yet");
     }

@@ -187,6 +187,8 @@ pub(crate) struct Fields {
     limit: usize,
     /// All that were added, those with a name that came before too.
     added: usize,
+    /// The first name that came again.
+    repeated: Option<String>,
 }
 
 impl Fields {
@@ -196,6 +198,7 @@ impl Fields {
             parts: Vec::new(),
             limit: limits.parts,
             added: 0,
+            repeated: None,
         }
     }
 
@@ -218,17 +221,24 @@ impl Fields {
             .iter_mut()
             .find(|earlier| earlier.name == part.name)
         {
-            Some(earlier) => *earlier = part,
+            Some(earlier) => {
+                self.repeated.get_or_insert_with(|| part.name.clone());
+                *earlier = part;
+            }
             None => self.parts.push(part),
         }
         Ok(())
     }
 
-    /// The fields. Names that came more than once are told once.
+    /// The fields. However many came more than once, the log has one line of it.
     pub(crate) fn finish(self) -> Vec<Part> {
-        let repeated = self.added - self.parts.len();
-        if repeated > 0 {
-            tracing::warn!("{repeated} fields of a form were replaced by later ones of their name");
+        if let Some(field) = self.repeated {
+            let replaced = self.added - self.parts.len();
+            tracing::warn!(
+                field,
+                replaced,
+                "a form has this field more than once; the last counts"
+            );
         }
         self.parts
     }
