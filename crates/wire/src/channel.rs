@@ -26,6 +26,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::WireError;
+use crate::error::SENDING;
 use crate::shared::{SharedReader, SharedWriter};
 
 const PREFIX_BYTES: usize = 16;
@@ -430,7 +431,7 @@ fn send_all(
                 IoSlice::advance_slices(&mut pieces, count);
             }
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
-            Err(errno) => return Err(WireError::system("sendmsg")(errno)),
+            Err(errno) => return Err(WireError::system(SENDING)(errno)),
         }
     }
     Ok(())

@@ -1,6 +1,9 @@
 //! Why a channel cannot go on. Every variant ends the channel: after one, the peer's state is
 //! unknown.
 
+/// The one call that may fail half-way through a message.
+pub(crate) const SENDING: &str = "sendmsg";
+
 /// A fault of a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
@@ -36,6 +39,16 @@ pub enum WireError {
 }
 
 impl WireError {
+    /// Whether a message that failed to go out this way left the channel as it was: it was refused,
+    /// or its memory could not be had, before the first byte.
+    pub fn is_before_sending(&self) -> bool {
+        match self {
+            Self::TooLarge { .. } | Self::Header(_) => true,
+            Self::System { call, .. } => *call != SENDING,
+            Self::Closed | Self::TimedOut | Self::Malformed(_) => false,
+        }
+    }
+
     pub(crate) fn system(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::System {
             call,

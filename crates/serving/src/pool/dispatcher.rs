@@ -405,7 +405,6 @@ impl Dispatcher {
                     return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
                 }
                 Err(error) => {
-                    // Nothing was sent: it is the batch that cannot travel, not the worker.
                     let reason = error.to_string();
                     tracing::warn!(
                         worker = self.name(),
@@ -416,7 +415,12 @@ impl Dispatcher {
                         let reason = reason.clone();
                         job.fail(ServingError::NotHandedOver { reason });
                     }
-                    continue;
+                    if error.is_before_sending() {
+                        // It is the batch that cannot travel, not the worker.
+                        continue;
+                    }
+                    let during = "while it was handed a batch";
+                    return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
                 }
             }
             let limit = self.spec.limits.read().response_timeout;
@@ -496,10 +500,7 @@ impl Dispatcher {
              worker did not respond in given time"
         );
         StartFailure {
-            text: format!(
-                "no answer within {} s {during}; it was killed",
-                limit.as_secs()
-            ),
+            text: format!("no answer within {} s {during}", limit.as_secs()),
             out_of_memory: false,
             permanent: false,
         }
