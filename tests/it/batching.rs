@@ -46,7 +46,7 @@ fn a_backlog_is_taken_without_waiting_and_never_over_the_size() {
 
 #[test]
 fn a_full_queue_refuses_at_once_and_the_others_are_answered() {
-    let server = serving("jobQueueSize: 2\necho:\n  batchMicros: 400000\n");
+    let server = serving("jobQueueSize: 2\necho:\n  batchMicros: 1500000\n");
     let statuses = std::thread::scope(|scope| {
         let calls: Vec<_> = (0..10)
             .map(|_| {
@@ -75,7 +75,7 @@ fn a_full_queue_refuses_at_once_and_the_others_are_answered() {
     for (answer, took) in refused {
         assert_eq!(answer.header("x-refusal-reason"), Some("queue-full"));
         assert!(
-            took < Duration::from_millis(350),
+            took < Duration::from_millis(1200),
             "refused only after {took:?}"
         );
     }
@@ -83,14 +83,14 @@ fn a_full_queue_refuses_at_once_and_the_others_are_answered() {
 
 #[test]
 fn a_caller_that_leaves_is_never_run() {
-    let server = serving("echo:\n  batchMicros: 300000\n");
+    let server = serving("echo:\n  batchMicros: 1000000\n");
     std::thread::scope(|scope| {
         let first = server.infer("POST", "/predictions/m").body("x");
         scope.spawn(move || first.send().expect(200));
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(100));
         // Leaves while the first one runs; had it been run, the last would wait for it too.
         let leaver = server.infer("POST", "/predictions/m").body("y");
-        assert!(leaver.limit(Duration::from_millis(50)).try_send().is_err());
+        assert!(leaver.limit(Duration::from_millis(100)).try_send().is_err());
         let started = Instant::now();
         server
             .infer("POST", "/predictions/m")
@@ -98,7 +98,7 @@ fn a_caller_that_leaves_is_never_run() {
             .send()
             .expect(200);
         assert!(
-            started.elapsed() < Duration::from_millis(580),
+            started.elapsed() < Duration::from_millis(2500),
             "{:?}",
             started.elapsed()
         );
@@ -128,7 +128,7 @@ fn an_answer_that_would_come_too_late_is_an_error_in_time() {
 
 #[test]
 fn several_workers_pull_from_one_queue() {
-    let server = serving("echo:\n  batchMicros: 300000\n");
+    let server = serving("echo:\n  batchMicros: 600000\n");
     server
         .manage("PUT", "/models/m?min_worker=4&synchronous=true")
         .send()
@@ -136,7 +136,7 @@ fn several_workers_pull_from_one_queue() {
     let started = Instant::now();
     batch_sizes(&server, 4);
     assert!(
-        started.elapsed() < Duration::from_millis(900),
+        started.elapsed() < Duration::from_millis(1800),
         "{:?}",
         started.elapsed()
     );

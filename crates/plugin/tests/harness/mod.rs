@@ -1,13 +1,12 @@
 //! The server's side of a host, as far as the tests need it.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags};
 use tempfile::TempDir;
 use ts_wire::frame::{
     BackendKind, BatchOutcome, ControlRequest, EchoBehaviour, HostReply, HostSetup, ItemOutcome,
@@ -117,8 +116,6 @@ pub(crate) fn echo_model() -> Model {
 /// A host process; killed when dropped.
 pub(crate) struct Host {
     child: Child,
-    /// Readable when the process has ended: no wait outlives it.
-    process: Arc<OwnedFd>,
     control: Mutex<Option<Channel>>,
     models: Mutex<Vec<Arc<TempDir>>>,
 }
@@ -150,14 +147,11 @@ impl Host {
                 )
             });
         drop(command);
-        let id = Pid::from_child(&child);
-        let process = rustix::process::pidfd_open(id, PidfdFlags::empty()).unwrap();
         let mut control = Channel::new(ours, LIMIT);
         let python = Some(places.clone());
         control.send(&HostSetup { python }, None).unwrap();
         Self {
             child,
-            process: Arc::new(process),
             control: Mutex::new(Some(control)),
             models: Mutex::default(),
         }
@@ -210,10 +204,7 @@ impl Host {
         channel
             .send(&WorkerRequest::Load(model.load.clone()), None)
             .unwrap();
-        let mut worker = Worker {
-            channel,
-            process: Arc::clone(&self.process),
-        };
+        let mut worker = Worker { channel };
         match worker.next().unwrap().header().unwrap() {
             WorkerReply::Loaded => {}
             WorkerReply::LoadFailed(failure) => return Err(failure),
@@ -277,7 +268,6 @@ impl Drop for Host {
 /// The server's end of a worker's channel.
 pub(crate) struct Worker {
     channel: Channel,
-    process: Arc<OwnedFd>,
 }
 
 /// One answer.
