@@ -40,6 +40,19 @@ fn isolation_decides_how_many_workers_share_a_process() {
 }
 
 #[test]
+fn a_registration_chooses_the_isolation_over_the_archive() {
+    let server = server().start();
+    server.echo_model("m", "1.0", "workerIsolation: process\n");
+    let path = "/models?url=m&initial_workers=2&worker_isolation=none";
+    server.manage("POST", path).send().expect(400);
+    let path = "/models?url=m&initial_workers=2&worker_isolation=thread";
+    server.manage("POST", path).send().expect(200);
+    assert_eq!(server.describe("m")["workerIsolation"], "thread");
+    let pids = server.worker_pids("m");
+    assert_eq!((pids.len(), pids[0]), (2, pids[1]));
+}
+
+#[test]
 fn a_crash_answers_its_request_and_the_worker_comes_back() {
     for isolation in ISOLATIONS {
         for fault in ["abort", "panic"] {

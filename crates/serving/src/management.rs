@@ -39,6 +39,8 @@ pub struct Registration {
     pub startup_timeout: Option<Duration>,
     /// `initial_workers`.
     pub initial_workers: Option<usize>,
+    /// `worker_isolation`.
+    pub isolation: Option<Isolation>,
     /// Wait until the workers are up, and take the registration back if they do not come up.
     pub synchronous: bool,
     /// The registration comes from the command line or the configuration, not from a client.

@@ -3,6 +3,7 @@
 //! | setting | order, the first that is given wins |
 //! |---|---|
 //! | batch size and delay, time-outs | registration, archive, `models` property, default |
+//! | isolation | registration, archive, default, kind of model |
 //! | workers | archive (if its range is valid), registration, `models` property, default |
 //! | queue size | archive, default |
 //!
@@ -93,8 +94,9 @@ pub(crate) fn resolve(
     let none = ModelConfig::default();
     let yaml = artifact.config.as_ref().unwrap_or(&none);
     let limits = limits(config, registration, yaml, &name, &version);
-    let isolation = yaml
-        .worker_isolation
+    let isolation = registration
+        .isolation
+        .or(yaml.worker_isolation)
         .or(config.defaults.isolation)
         .unwrap_or(match backend {
             BackendKind::Python => Isolation::Process,

@@ -1,7 +1,7 @@
 //! What can go wrong at the edge, before or after the core was asked.
 
 use ts_serving::ServingError;
-use ts_types::{Classify, ErrorClass, IdError, Invalid, Subject};
+use ts_types::{Classify, ErrorClass, IdError, Invalid, Subject, UnknownName};
 
 use crate::auth::Denied;
 
@@ -96,6 +96,9 @@ pub(crate) enum RestError {
     /// A name or version that is none.
     #[error(transparent)]
     BadId(#[from] IdError),
+    /// A value that is none of the known ones.
+    #[error(transparent)]
+    UnknownName(#[from] UnknownName),
     /// A status that no response can have.
     #[error("the handler set the status {status}, which no response can have")]
     BadStatus {
@@ -152,7 +155,8 @@ impl Classify for RestError {
             | Self::BadJson { .. }
             | Self::MissingParameter { .. }
             | Self::BadRuntime { .. }
-            | Self::BadId(_) => ErrorClass::InvalidRequest(Invalid::Request),
+            | Self::BadId(_)
+            | Self::UnknownName(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::TooLarge { .. } => ErrorClass::TooLarge,
             Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
             Self::BadStatus { .. } | Self::HeadersTooLarge { .. } => ErrorClass::HandlerFailed,

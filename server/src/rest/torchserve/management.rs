@@ -10,7 +10,7 @@ use ts_serving::{
     Description, Registration, Scaled, Scaling, ServingError, Which, WorkerDescription,
 };
 use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, RequestId, RequestKind};
-use ts_types::{Runtime, Version};
+use ts_types::{Isolation, Runtime, Version};
 
 use crate::auth::TokenKind;
 use crate::rest::query::Parameters;
@@ -132,6 +132,7 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
         "startup_timeout",
         "synchronous",
         "url",
+        "worker_isolation",
     ]);
     let url = parameters
         .get("url")
@@ -150,6 +151,10 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
             value: name.to_owned(),
         })
     });
+    let isolation = parameters
+        .get("worker_isolation")
+        .map(|name| name.parse::<Isolation>())
+        .transpose()?;
     // Below zero means the default: TorchServe uses -1 for it.
     let unsigned = |name| {
         parameters
@@ -166,6 +171,7 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
         max_batch_delay: unsigned("max_batch_delay").map(Duration::from_millis),
         response_timeout: unsigned("response_timeout").map(Duration::from_secs),
         startup_timeout: unsigned("startup_timeout").map(Duration::from_secs),
+        isolation,
         initial_workers: parameters
             .number("initial_workers")
             .map(|workers| usize::try_from(workers).unwrap_or(0)),
@@ -395,6 +401,7 @@ struct Described {
     max_num_sequence: usize,
     max_sequence_job_queue_size: usize,
     loaded_at_startup: bool,
+    worker_isolation: Isolation,
     workers: Vec<DescribedWorker>,
     job_queue_status: QueueStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -455,6 +462,7 @@ impl Described {
             max_num_sequence: 0,
             max_sequence_job_queue_size: 0,
             loaded_at_startup: version.loaded_at_startup,
+            worker_isolation: version.isolation,
             workers: version.workers.iter().map(DescribedWorker::of).collect(),
             job_queue_status: QueueStatus {
                 remaining_capacity: version.remaining_capacity,
