@@ -199,6 +199,40 @@ fn a_model_that_loads_too_slowly_fails_at_the_start_up_limit() {
 }
 
 #[test]
+fn a_worker_is_ready_once_it_has_answered_its_samples() {
+    let server = server().start();
+    let sample = |model: &str, yaml: &str| {
+        server.echo_model(model, "1.0", yaml);
+        let file = server.folder().join("store").join(model).join("a.txt");
+        fs_err::write(file, "abc").unwrap();
+        let path = format!("/models?url={model}&initial_workers=1");
+        let started = Instant::now();
+        (server.manage("POST", &path).send(), started.elapsed())
+    };
+    let warm = "warmup:\n  - file: a.txt\n";
+    let (answer, took) = sample("m", &format!("{warm}echo:\n  batchMicros: 300000\n"));
+    answer.expect(200);
+    assert!(
+        took >= Duration::from_millis(900),
+        "three runs took {took:?}"
+    );
+    let slow = format!("startupTimeout: 1\n{warm}echo:\n  batchMicros: 700000\n");
+    let error = sample("slow", &slow).0.expect(500).json()["message"].to_string();
+    assert!(error.contains("while it warmed up"), "{error}");
+    let error = sample("none", "warmup:\n  - file: b.txt\n")
+        .0
+        .expect(400)
+        .json();
+    assert!(
+        error["message"]
+            .to_string()
+            .contains("`b.txt` is not in the archive"),
+        "{error}"
+    );
+    server.manage("GET", "/models/slow").send().expect(404);
+}
+
+#[test]
 fn many_deaths_leave_no_defunct_process_and_no_descriptor() {
     let server = isolated("process", "");
     let descriptors = || {

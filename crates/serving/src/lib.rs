@@ -21,6 +21,7 @@ mod queue;
 mod registry;
 mod spec;
 mod store;
+mod warmup;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -20,6 +20,7 @@ use ts_wire::frame::{BackendKind, EchoBehaviour, LoadModel};
 use crate::config::ServingConfig;
 use crate::error::ServingError;
 use crate::management::Registration;
+use crate::warmup::WarmUp;
 
 /// The version of an archive that names none.
 const DEFAULT_VERSION: &str = "1.0";
@@ -37,6 +38,7 @@ pub(crate) struct ResolvedModel {
     pub(crate) device_ids: Option<Vec<u32>>,
     pub(crate) limits: ModelLimits,
     pub(crate) load: LoadModel,
+    pub(crate) warm_up: WarmUp,
 }
 
 /// Resolves a registration.
@@ -128,6 +130,7 @@ pub(crate) fn resolve(
         device_ids: yaml.device_ids.clone(),
         limits,
         load,
+        warm_up: WarmUp::read(yaml, artifact.dir.path())?,
     })
 }
 

@@ -296,6 +296,7 @@ impl Dispatcher {
                 return Err(self.lost(&host, &error, "while it loaded the model", limit));
             }
         }
+        self.warm_up(&mut channel, &host, deadline, limit)?;
         self.control.ready.store(true, Ordering::SeqCst);
         self.publish
             .send_modify(|status| status.phase = Phase::Ready);
@@ -309,6 +310,46 @@ impl Dispatcher {
             "worker ready"
         );
         Ok(Worker { host, channel })
+    }
+
+    /// Has the worker answer the model's samples. One that cannot is not ready.
+    fn warm_up(
+        &self,
+        channel: &mut Channel,
+        host: &Host,
+        deadline: Option<Instant>,
+        limit: Duration,
+    ) -> Result<(), StartFailure> {
+        for (file, request) in self.spec.warm_up.requests(&self.spec.model) {
+            let (job, _nobody_waits) = Job::new(request, Instant::now());
+            let answered = hand_over(channel, &[job]).and_then(|()| {
+                let incoming = channel.receive(deadline)?;
+                match incoming.header()? {
+                    WorkerReply::Done(done) => replies(done.outcome, incoming.payload, 1),
+                    WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
+                        Err(WireError::Malformed("a worker that loads twice"))
+                    }
+                }
+            });
+            let reason = match answered {
+                Err(WireError::TimedOut) => {
+                    return Err(self.timed_out("while it warmed up", limit));
+                }
+                Err(error) => return Err(self.lost(host, &error, "while it warmed up", limit)),
+                Ok(replies) => match replies.into_iter().next() {
+                    Some(Ok(reply)) if reply.status < 400 => continue,
+                    Some(Ok(reply)) => format!("status {}", reply.status),
+                    Some(Err(failure)) => ServingError::Run(failure).to_string(),
+                    None => "no answer".to_owned(),
+                },
+            };
+            return Err(StartFailure {
+                text: format!("the warm-up with `{file}` failed: {reason}"),
+                out_of_memory: false,
+                permanent: false,
+            });
+        }
+        Ok(())
     }
 
     /// A host of its own, or the pool's shared one, and when the worker has to be up in it.

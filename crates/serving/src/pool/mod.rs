@@ -31,6 +31,7 @@ use crate::pool::hosts::HostLease;
 use crate::pool::python::PythonError;
 use crate::queue::Queue;
 use crate::spec::ResolvedModel;
+use crate::warmup::WarmUp;
 
 /// Worker ids start here, as TorchServe's do (*torchserve-contract* 5.5).
 const FIRST_WORKER_ID: u32 = 9000;
@@ -70,6 +71,7 @@ pub(crate) struct PoolSpec {
     pub(crate) model: ModelName,
     pub(crate) version: Version,
     pub(crate) load: LoadModel,
+    pub(crate) warm_up: WarmUp,
     pub(crate) isolation: Isolation,
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) needs_python: bool,
@@ -92,6 +94,7 @@ impl PoolSpec {
             device_type,
             limits,
             load,
+            warm_up,
             ..
         } = resolved;
         let policy = BatchPolicy {
@@ -106,6 +109,7 @@ impl PoolSpec {
             device_type,
             needs_python: load.backend == BackendKind::Python,
             load,
+            warm_up,
             queue: Queue::new(policy, limits.job_queue_size),
             client_timeout: limits.client_timeout,
             limits: RwLock::new(limits),
