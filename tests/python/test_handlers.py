@@ -304,3 +304,35 @@ class TopThree(ImageClassifier):
             assert list(answer.json()) == list(expected), "the most probable comes first"
     answer = server.predict("classifier", b"no image")
     assert (answer.status_code, answer.json()["message"]) == (503, "Prediction failed")
+
+
+WARMED = """
+seen = []
+
+def handle(data, context):
+    if data is None:
+        return None
+    seen.append(data[0].get("data"))
+    return [repr(seen)]
+"""
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_handler_has_answered_its_samples_before_its_first_client(server, isolation):
+    name = f"warmed_{isolation}"
+    config = (
+        f"workerIsolation: {isolation}\n"
+        "warmup:\n  - file: sample.json\n    contentType: application/json\n    name: data\n"
+    )
+    files = {"handler.py": WARMED, "sample.json": "[1]"}
+    server.serve(name, files, config=config)
+    assert server.predict(name, files={"data": b"x"}).text == repr([[1], [1], [1], bytearray(b"x")])
+
+
+def test_a_handler_that_fails_on_its_sample_is_not_ready(server):
+    source = "def handle(data, context):\n    if data:\n        raise ValueError('no')\n"
+    config = "warmup:\n  - file: sample.bin\n"
+    write_model(server.store, "cold", {"handler.py": source, "sample.bin": b"x"}, config=config)
+    answer = server.register("cold")
+    assert answer.status_code == 500
+    assert "warm-up with `sample.bin` failed: Prediction failed" in answer.json()["message"]
