@@ -157,9 +157,10 @@ impl ModelLog {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
-    use rustix::process::{Pid, PidfdFlags};
+    use rustix::process::{Pid, PidfdFlags, Signal};
 
     use super::*;
 
@@ -168,10 +169,11 @@ mod tests {
         let mut child = Command::new("sh")
             .args(["-c", "printf 'one\\ntwo'; sleep 30 & exit 0"])
             .stdout(Stdio::piped())
+            .process_group(0)
             .spawn()
             .unwrap();
-        let pidfd =
-            rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let pid = Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let started = std::time::Instant::now();
         let stdout = child.stdout.take().map(OwnedFd::from);
         ModelLog {
@@ -182,6 +184,8 @@ mod tests {
             started.elapsed().as_secs() < 20,
             "waited for the grandchild"
         );
+        // The grandchild too.
+        rustix::process::kill_process_group(pid, Signal::KILL).unwrap();
         child.wait().unwrap();
     }
 
