@@ -14,7 +14,7 @@ use crate::rest::{self, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::startup;
-use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics, with_causes};
+use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
 use crate::work_dir::{self, WorkDir};
 
 /// How long an idle connection is kept.
@@ -49,7 +49,7 @@ pub(crate) fn run(plan: Plan<'_>) -> anyhow::Result<()> {
         .context("the runtime cannot be started")?;
     let served = runtime.block_on(serve(plan, &log));
     if let Err(error) = &served {
-        tracing::error!("{}", with_causes(error.as_ref()));
+        tracing::error!("{}", ts_types::with_causes(error.as_ref()));
     }
     // A model that is still being unpacked or downloaded is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));

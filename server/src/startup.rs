@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ts_serving::{ManagementService, Registration};
+use ts_types::with_causes;
 
 use crate::settings::{StartupModel, StartupModels};
-use crate::telemetry::with_causes;
 
 /// Registers the models one after the other, in the order given. One that fails is told in the log
 /// and does not hold up the others.

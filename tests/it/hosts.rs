@@ -259,8 +259,9 @@ fn many_deaths_leave_no_defunct_process_and_no_descriptor() {
         die();
     }
     server.wait_until("descriptors are given back", || descriptors() <= base);
-    let children = fs_err::read_to_string(format!("/proc/{}/task/{0}/children", server.pid()));
-    for child in children.unwrap().split_whitespace() {
+    let children = server.children();
+    assert_eq!(children, server.worker_pids("m"));
+    for child in children {
         let stat = fs_err::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
         assert!(!stat.contains(") Z "), "defunct: {stat}");
     }
@@ -296,10 +297,7 @@ fn scaling_down_lets_a_batch_finish() {
             server.manage("PUT", path).send().expect(200);
             assert_eq!(call.join().unwrap().expect(200).text(), "x", "{isolation}");
         });
-        let left = format!("/proc/{}/task/{0}/children", server.pid());
-        server.wait_until("no host is left", || {
-            fs_err::read_to_string(&left).unwrap().trim().is_empty()
-        });
+        server.wait_without_hosts();
     }
 }
 
@@ -380,10 +378,7 @@ fn a_worker_that_finishes_keeps_the_shared_host_that_others_leave() {
             call.join().unwrap().expect(200);
         }
     });
-    let left = format!("/proc/{}/task/{0}/children", server.pid());
-    server.wait_until("no host is left", || {
-        fs_err::read_to_string(&left).unwrap().trim().is_empty()
-    });
+    server.wait_without_hosts();
 }
 
 #[test]

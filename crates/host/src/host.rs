@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
+use ts_types::with_causes;
 use ts_wire::frame::{ControlRequest, HostReply, HostSetup};
 use ts_wire::{Channel, WireError};
 
@@ -43,7 +44,7 @@ pub fn run() -> ExitCode {
             {
                 let mut control = Channel::new(socket, MAX_CONTROL_PAYLOAD_BYTES);
                 let failed = HostReply::Failed {
-                    message: with_sources(error),
+                    message: with_causes(error),
                 };
                 let _server_may_be_gone = control.send(&failed, None);
             }
@@ -114,23 +115,11 @@ fn take_stdin() -> Result<OwnedFd, HostError> {
     Ok(socket)
 }
 
-/// An error and its causes on one line.
-pub fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 #[expect(
     clippy::print_stderr,
     reason = "a host's standard error is the model log"
 )]
 fn report(error: &HostError) -> ExitCode {
-    eprintln!("model host: {}", with_sources(error));
+    eprintln!("model host: {}", with_causes(error));
     ExitCode::FAILURE
 }

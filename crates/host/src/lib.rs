@@ -16,5 +16,5 @@ mod worker;
 pub use backend::{Backend, BackendFactory, Batch, BatchItem, BatchResult, Item, Metric};
 pub use echo::EchoFactory;
 pub use error::HostError;
-pub use host::{run, serve, with_sources};
+pub use host::{run, serve};
 pub use plugin::{PLUGIN_ENTRY, PluginEntry, TORCH_VERSION};

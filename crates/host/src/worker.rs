@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use ts_types::with_causes;
 use ts_wire::frame::{
     BatchDone, BatchOutcome, ItemOutcome, ItemReply, LoadModel, MetricEvent, RunBatch, RunFailure,
     WorkerReply, WorkerRequest,
 };
 use ts_wire::{Channel, WireError};
 
-use crate::host::with_sources;
 use crate::{BackendFactory, Batch, BatchItem, BatchResult, HostError};
 
 /// The server bounds every body before it queues it, so what it sends needs no second bound here.
@@ -34,7 +34,7 @@ pub(crate) fn spawn(
         if let Ok(Err(error)) = ended
             && !matches!(error, WireError::Closed)
         {
-            log(worker, &with_sources(&error));
+            log(worker, &with_causes(&error));
         }
     };
     std::thread::Builder::new()

@@ -60,7 +60,7 @@ fn run(control: OwnedFd, setup: &[u8]) -> c_int {
     let Err(error) = ended.unwrap_or(Err(PluginError::Panic)) else {
         return 0;
     };
-    let message = ts_host::with_sources(&error);
+    let message = ts_types::with_causes(&error);
     python::log(&format!("model host: {message}"));
     if let Ok(spare) = spare {
         let failed = HostReply::Failed { message };

@@ -33,6 +33,7 @@ pub use management::{
     Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
     WorkerDescription,
 };
+pub use metrics::hostname;
 pub use ts_wire::frame::RunFailure;
 
 /// What both services work on.

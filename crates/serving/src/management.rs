@@ -158,6 +158,7 @@ pub struct WorkerDescription {
 }
 
 /// Registration, scaling, description and removal of models.
+#[derive(Clone)]
 pub struct ManagementService {
     core: Arc<Core>,
     /// The writer's lock: names and versions that a call is working on. Held for a moment only,
@@ -182,10 +183,7 @@ impl ManagementService {
     /// # Errors
     /// [`ServingError`]; after any of them nothing of the registration is left.
     pub async fn register(&self, registration: Registration) -> Result<Registered, ServingError> {
-        let this = Self {
-            core: Arc::clone(&self.core),
-            reserved: Arc::clone(&self.reserved),
-        };
+        let this = self.clone();
         run_to_the_end(async move { this.register_all(registration).await }).await
     }
 
@@ -465,10 +463,7 @@ impl ManagementService {
                 },
             )
         };
-        let this = Self {
-            core: Arc::clone(&self.core),
-            reserved: Arc::clone(&self.reserved),
-        };
+        let this = self.clone();
         run_to_the_end(async move {
             let limit = this.core.config.defaults.unregister_timeout;
             if !removed.pool.finish(limit).await {

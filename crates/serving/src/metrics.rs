@@ -204,7 +204,8 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-pub(crate) fn hostname() -> String {
+/// Name of this machine, a label of every metric.
+pub fn hostname() -> String {
     rustix::system::uname()
         .nodename()
         .to_string_lossy()

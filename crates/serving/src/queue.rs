@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use ts_types::RequestKind;
 
 use crate::batch::{BatchPolicy, Cut};
+use crate::error::ServingError;
 use crate::job::Job;
 
 /// Why a job was not taken; it comes back with the reason.
@@ -137,8 +138,15 @@ impl Queue {
         self.state.lock().closed
     }
 
-    /// Takes out everything that waits, to be answered by the caller.
-    pub(crate) fn drain(&self) -> Vec<Job> {
+    /// Answers everything that waits with an error.
+    pub(crate) fn fail_waiting(&self, error: impl Fn(&Job) -> ServingError) {
+        for job in self.drain() {
+            let error = error(&job);
+            job.fail(error);
+        }
+    }
+
+    fn drain(&self) -> Vec<Job> {
         let mut state = self.state.lock();
         let State {
             predict,

@@ -255,12 +255,8 @@ async fn copy(config: &ServingConfig, url: &Url) -> Result<Located, ServingError
         .map_err(|error| failed(error.into()))?
         .map_err(|error| failed(error.into()))?;
     partial
-        .keep_as(&target)
-        .map_err(|error| failed(error.into()))?;
-    Ok(Located {
-        path: target.clone(),
-        fetched: Some(Fetched { path: target }),
-    })
+        .keep_as(target)
+        .map_err(|error| failed(error.into()))
 }
 
 async fn download(config: &ServingConfig, url: &Url) -> Result<Located, ServingError> {
@@ -315,12 +311,8 @@ async fn download(config: &ServingConfig, url: &Url) -> Result<Located, ServingE
     }
     file.flush().await.map_err(|error| failed(error.into()))?;
     partial
-        .keep_as(&target)
-        .map_err(|error| failed(error.into()))?;
-    Ok(Located {
-        path: target.clone(),
-        fetched: Some(Fetched { path: target }),
-    })
+        .keep_as(target)
+        .map_err(|error| failed(error.into()))
 }
 
 /// A file that is being written; deleted unless it is kept.
@@ -336,13 +328,17 @@ impl Partial {
         }
     }
 
-    fn keep_as(self, target: &Path) -> std::io::Result<()> {
+    fn keep_as(self, target: PathBuf) -> std::io::Result<Located> {
         // Fails rather than replaces, should another registration have been faster.
-        match rustix::fs::renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
+        match rustix::fs::renameat_with(CWD, &self.path, CWD, &target, RenameFlags::NOREPLACE) {
             // A file system without the flag; the target was looked for before.
-            Err(Errno::INVAL | Errno::NOSYS) => fs_err::rename(&self.path, target),
-            result => result.map_err(Into::into),
+            Err(Errno::INVAL | Errno::NOSYS) => fs_err::rename(&self.path, &target)?,
+            result => result?,
         }
+        Ok(Located {
+            path: target.clone(),
+            fetched: Some(Fetched { path: target }),
+        })
     }
 }
 

@@ -66,6 +66,18 @@ pub enum ErrorClass {
     Internal,
 }
 
+/// An error and its causes on one line, for logs and for other processes.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
 /// Implemented by every crate's error enum, exhaustively and without side effects.
 pub trait Classify {
     /// The class that decides the status code in every dialect.

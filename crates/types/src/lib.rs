@@ -7,7 +7,7 @@ mod reply;
 mod request;
 mod spec;
 
-pub use class::{Classify, ErrorClass, Invalid, Subject};
+pub use class::{Classify, ErrorClass, Invalid, Subject, with_causes};
 pub use id::{IdError, ModelName, RequestId, Version};
 pub use reply::Reply;
 pub use request::{Headers, InferRequest, Part, RequestKind};

@@ -9,11 +9,10 @@ use actix_web::http::header::{
 use parking_lot::RwLock;
 use serde::Serialize;
 use ts_serving::ServingError;
-use ts_types::{Classify as _, ErrorClass, Reply, RequestId};
+use ts_types::{Classify as _, ErrorClass, Reply, RequestId, with_causes};
 
 use super::RestError;
 use crate::status;
-use crate::telemetry::with_causes;
 
 /// Headers that belong to the connection and not to the answer: no handler may set them.
 const OF_THE_CONNECTION: &[&str] = &[

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use actix_web::http::StatusCode;
 use metrics::{Counter, Unit, counter, describe_counter};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use ts_serving::hostname;
 
 /// The buckets of every histogram.
 const BUCKETS: &[f64] = &[
@@ -91,14 +92,6 @@ fn rewrite_family(text: &str, names: &HashSet<&str>, result: &mut String) {
         }
         result.push('\n');
     }
-}
-
-/// Name of this machine, a label of every metric of the server as a whole.
-pub(super) fn hostname() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// Counts responses by the class of their status.

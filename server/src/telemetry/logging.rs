@@ -28,17 +28,6 @@ const MOST_WAITING: usize = 8 << 20;
 /// operator's filter comes after it and may ask for more.
 const LIBRARIES: &str = "actix_http=warn,actix_http::h1::dispatcher=off,actix_server=warn";
 
-/// An error and its causes on one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let _infallible = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 #[derive(Default)]
 struct Waiting {
     bytes: Vec<u8>,

@@ -5,5 +5,5 @@ mod logging;
 mod system;
 
 pub(crate) use exporter::{Exporter, ResponseCounts};
-pub(crate) use logging::{Log, with_causes};
+pub(crate) use logging::Log;
 pub(crate) use system::collect_host_metrics;

@@ -7,7 +7,7 @@ use metrics::{Gauge, Unit, describe_gauge, gauge};
 use sysinfo::{Disks, System};
 
 use super::Exporter;
-use super::exporter::hostname;
+use ts_serving::hostname;
 
 /// How often the exporter is looked after.
 const UPKEEP: Duration = Duration::from_secs(5);

@@ -253,6 +253,29 @@ impl Running {
             .collect()
     }
 
+    /// Process ids of the server's children: its model hosts. A host is a child of the thread that
+    /// started it, so every thread is asked.
+    pub fn children(&self) -> Vec<u32> {
+        let Ok(tasks) = fs_err::read_dir(format!("/proc/{}/task", self.pid())) else {
+            return Vec::new();
+        };
+        let lists = tasks.filter_map(|task| {
+            // A thread may end meanwhile.
+            fs_err::read_to_string(task.ok()?.path().join("children")).ok()
+        });
+        let pids = lists.flat_map(|list| {
+            let pids = list.split_whitespace().map(|pid| pid.parse().unwrap());
+            pids.collect::<Vec<u32>>()
+        });
+        pids.collect()
+    }
+
+    /// Waits until no model host is left.
+    #[track_caller]
+    pub fn wait_without_hosts(&self) {
+        self.wait_until("no model host is left", || self.children().is_empty());
+    }
+
     /// Waits until all workers of a model, at least one, take batches.
     #[track_caller]
     pub fn wait_ready(&self, model: &str) {

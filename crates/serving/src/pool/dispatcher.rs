@@ -13,12 +13,12 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
-use ts_types::{DeviceType, Isolation, Reply};
+use ts_types::{DeviceType, Isolation, Reply, with_causes};
 use ts_wire::frame::{
-    BatchOutcome, ItemOutcome, LoadFailureKind, LoadModel, RunBatch, RunFailure, RunItem, RunPart,
-    WorkerReply, WorkerRequest,
+    BatchOutcome, ItemOutcome, LoadFailureKind, LoadModel, MetricEvent, RunBatch, RunFailure,
+    RunItem, RunPart, WorkerReply, WorkerRequest,
 };
-use ts_wire::{Channel, WireError};
+use ts_wire::{Channel, Incoming, WireError};
 
 use crate::error::{ServingError, StartFailure};
 use crate::job::Job;
@@ -117,6 +117,9 @@ struct Worker {
     host: Arc<HostLease>,
     channel: Channel,
 }
+
+/// What came of each request of a batch, in its order.
+type Replies = Vec<Result<Reply, RunFailure>>;
 
 /// Why a worker takes no more batches.
 enum End {
@@ -243,13 +246,18 @@ impl Dispatcher {
             }
             Restart::Never => {
                 tracing::error!(worker = name, "the worker is not started again");
-                if (self.nothing_healthy_left)() {
-                    for job in self.spec.queue.drain() {
-                        job.fail(ServingError::WorkerDied { out_of_memory });
-                    }
-                }
+                self.answer_for_the_last(out_of_memory);
                 false
             }
+        }
+    }
+
+    /// Once this slot has given up as the last one, answers what waits for a worker.
+    fn answer_for_the_last(&self, out_of_memory: bool) {
+        if (self.nothing_healthy_left)() {
+            self.spec
+                .queue
+                .fail_waiting(|_| ServingError::WorkerDied { out_of_memory });
         }
     }
 
@@ -324,12 +332,7 @@ impl Dispatcher {
             let (job, _nobody_waits) = Job::new(request, Instant::now());
             let answered = hand_over(channel, &[job]).and_then(|()| {
                 let incoming = channel.receive(deadline)?;
-                match incoming.header()? {
-                    WorkerReply::Done(done) => replies(done.outcome, incoming.payload, 1),
-                    WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
-                        Err(WireError::Malformed("a worker that loads twice"))
-                    }
-                }
+                finished(&incoming, 1).map(|(replies, _)| replies)
             });
             let reason = match answered {
                 Err(WireError::TimedOut) => {
@@ -467,15 +470,7 @@ impl Dispatcher {
             let limit = self.spec.limits.read().response_timeout;
             let received = worker.channel.receive(handed_over.checked_add(limit));
             let backend_time = handed_over.elapsed();
-            let read = received.and_then(|incoming| match incoming.header()? {
-                WorkerReply::Done(done) => Ok((
-                    replies(done.outcome, incoming.payload, count)?,
-                    done.metrics,
-                )),
-                WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
-                    Err(WireError::Malformed("a worker that loads twice"))
-                }
-            });
+            let read = received.and_then(|incoming| finished(&incoming, count));
             match read {
                 Ok((replies, events)) => {
                     *unsuccessful = 0;
@@ -560,13 +555,7 @@ impl Drop for Dispatcher {
             status.phase = Phase::GivenUp;
             status.pid = None;
         });
-        if (self.nothing_healthy_left)() {
-            for job in self.spec.queue.drain() {
-                job.fail(ServingError::WorkerDied {
-                    out_of_memory: false,
-                });
-            }
-        }
+        self.answer_for_the_last(false);
     }
 }
 
@@ -597,14 +586,8 @@ fn load(
 }
 
 fn host_failure(error: &HostStartError) -> StartFailure {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
     StartFailure {
-        text,
+        text: with_causes(error),
         out_of_memory: false,
         permanent: false,
     }
@@ -638,7 +621,7 @@ fn hand_over(channel: &mut Channel, jobs: &[Job]) -> Result<(), WireError> {
     channel.send_payload(&run, &values)
 }
 
-fn answer(jobs: Vec<Job>, replies: Vec<Result<Reply, RunFailure>>, handed_over: Instant) {
+fn answer(jobs: Vec<Job>, replies: Replies, handed_over: Instant) {
     for (job, reply) in jobs.into_iter().zip(replies) {
         match reply {
             Ok(reply) => job.succeed(reply, handed_over),
@@ -647,12 +630,23 @@ fn answer(jobs: Vec<Job>, replies: Vec<Result<Reply, RunFailure>>, handed_over: 
     }
 }
 
-/// The replies of a finished batch of `jobs` requests, copied out of the channel's buffer.
-fn replies(
-    outcome: BatchOutcome<'_>,
-    payload: &[u8],
+/// What a worker says of a batch of `jobs` requests: their replies, and what the handler recorded.
+fn finished<'a>(
+    incoming: &Incoming<'a>,
     jobs: usize,
-) -> Result<Vec<Result<Reply, RunFailure>>, WireError> {
+) -> Result<(Replies, Vec<MetricEvent<'a>>), WireError> {
+    match incoming.header()? {
+        WorkerReply::Done(done) => {
+            Ok((replies(done.outcome, incoming.payload, jobs)?, done.metrics))
+        }
+        WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
+            Err(WireError::Malformed("a worker that loads twice"))
+        }
+    }
+}
+
+/// The replies of a finished batch of `jobs` requests, copied out of the channel's buffer.
+fn replies(outcome: BatchOutcome<'_>, payload: &[u8], jobs: usize) -> Result<Replies, WireError> {
     let items = match outcome {
         BatchOutcome::Failed(failure) => return Ok(vec![Err(failure); jobs]),
         BatchOutcome::Items(items) => items,

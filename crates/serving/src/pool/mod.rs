@@ -279,24 +279,21 @@ impl Pool {
             failure: None,
         };
         let gone = resizing.stopped(limit).await;
-        for job in self.spec.queue.drain() {
-            job.fail(ServingError::Unregistered {
-                model: self.spec.model.clone(),
+        self.spec
+            .queue
+            .fail_waiting(|job| ServingError::Unregistered {
+                model: job.request.model.clone(),
             });
-        }
         gone
     }
 
     /// Answers everything that waits: there is no worker to run it.
     pub(crate) fn refuse_waiting(&self) {
-        for job in self.spec.queue.drain() {
-            let (model, version) = (job.request.model.clone(), job.request.version.clone());
-            job.fail(ServingError::Refused {
-                model,
-                version,
-                reason: Refusal::NoWorker,
-            });
-        }
+        self.spec.queue.fail_waiting(|job| ServingError::Refused {
+            model: job.request.model.clone(),
+            version: job.request.version.clone(),
+            reason: Refusal::NoWorker,
+        });
     }
 
     /// Whether no worker is left or on its way.
