@@ -24,13 +24,13 @@ fn batch_sizes(server: &ts_test::Running, callers: usize) -> Vec<usize> {
 
 #[test]
 fn requests_that_come_together_run_together() {
-    let server = serving("batchSize: 4\nmaxBatchDelay: 5000");
+    let server = serving("batchSize: 4\nbatchGather: strict\nmaxBatchDelay: 5000");
     assert_eq!(batch_sizes(&server, 4), [4; 4]);
 }
 
 #[test]
 fn a_partial_batch_goes_when_its_delay_is_over() {
-    let server = serving("batchSize: 8\nmaxBatchDelay: 300");
+    let server = serving("batchSize: 8\nbatchGather: fixed\nmaxBatchDelay: 300");
     let started = Instant::now();
     assert_eq!(batch_sizes(&server, 1), [1]);
     assert!(started.elapsed() >= Duration::from_millis(300));

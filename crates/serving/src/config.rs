@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use regex::RegexSet;
 use ts_archive::UnpackLimits;
-use ts_types::{Isolation, ModelName, Version};
+use ts_types::{Gather, Isolation, ModelName, ResourceDemand, Version};
 
 /// Everything the core needs to know.
 #[derive(Debug, Clone)]
@@ -27,6 +27,31 @@ pub struct ServingConfig {
     pub per_model: HashMap<ModelName, HashMap<Version, ModelOverrides>>,
     /// How hosts are made.
     pub hosts: HostConfig,
+    /// Resources that models share, and how much there is of each (`rate_limit_resources`).
+    pub resources: Vec<ResourceDemand>,
+    /// `ts_header_key_sequence_*`.
+    pub sequence_headers: SequenceHeaders,
+}
+
+/// Names of the headers that speak of sequences, in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceHeaders {
+    /// Holds the sequence's id.
+    pub id: String,
+    /// `true` with the first request of a sequence.
+    pub start: String,
+    /// `true` with the last one.
+    pub end: String,
+}
+
+impl Default for SequenceHeaders {
+    fn default() -> Self {
+        Self {
+            id: "ts_request_sequence_id".to_owned(),
+            start: "ts_request_sequence_start".to_owned(),
+            end: "ts_request_sequence_end".to_owned(),
+        }
+    }
 }
 
 /// Defaults that hold for every model unless its archive or its registration says otherwise.
@@ -46,6 +71,8 @@ pub struct ModelDefaults {
     pub handler: Option<String>,
     /// `worker_isolation`; `None` lets the kind of model decide.
     pub isolation: Option<Isolation>,
+    /// `batch_gather`.
+    pub gather: Gather,
 }
 
 /// Settings of one model version from the `models` property.

@@ -42,6 +42,8 @@ pub enum ServingError {
         version: Option<Version>,
         /// Why.
         reason: Refusal,
+        /// After how long another try may succeed; zero means that nobody knows.
+        retry_after: Duration,
     },
     /// A describe request for a model without workers.
     #[error(
@@ -192,6 +194,16 @@ pub enum Refusal {
     QueueFull,
     /// The model is being taken away, or the server is stopping.
     Draining,
+    /// The model takes requests only while a worker is idle, and none is.
+    NoIdleWorker,
+    /// The answer would come after the request's deadline or the model's latency goal.
+    TooLate,
+    /// As many sequences as the model keeps are under way.
+    TooManySequences,
+    /// As many requests of this sequence wait as may.
+    SequenceQueueFull,
+    /// The request's sequence ended before it ran.
+    SequenceOver,
 }
 
 impl Refusal {
@@ -201,6 +213,11 @@ impl Refusal {
             Self::NoWorker => "no-worker",
             Self::QueueFull => "queue-full",
             Self::Draining => "draining",
+            Self::NoIdleWorker => "no-idle-worker",
+            Self::TooLate => "too-late",
+            Self::TooManySequences => "too-many-sequences",
+            Self::SequenceQueueFull => "sequence-queue-full",
+            Self::SequenceOver => "sequence-over",
         }
     }
 }

@@ -1,15 +1,16 @@
 //! The one way to run a model: resolve, admit, enqueue, await, measure. Every dialect calls this.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ts_types::{InferRequest, Reply, RequestKind};
+use ts_types::{InferRequest, Reply, RequestKind, TimeoutAction};
 
-use crate::Core;
 use crate::error::{Refusal, ServingError};
-use crate::job::Job;
+use crate::job::{Answer, Answered, Demand, Job, Place};
+use crate::order::Turn;
 use crate::pool::PoolSpec;
 use crate::queue::NotQueued;
+use crate::{Core, admission};
 
 /// How often a request looks for its model again when the version it found was being removed.
 const RESOLVE_ATTEMPTS: usize = 3;
@@ -39,77 +40,183 @@ impl InferenceService {
                 .core
                 .registry
                 .resolve(&request.model, request.version.as_ref())?;
+            let spec = found.pool.spec();
             if attempt == 1 {
-                found.pool.spec().metrics.arrived(version_named);
+                spec.metrics.arrived(version_named);
             }
             // A version that is being removed is left to the push, which tells it apart.
-            let without_workers =
-                || found.pool.healthy_workers() == 0 && !found.pool.spec().queue.is_closed();
+            let without_workers = || found.pool.healthy_workers() == 0 && !spec.queue.is_closed();
             if without_workers() {
-                return Err(refused(&request, Refusal::NoWorker));
+                return Err(no_worker(&request));
             }
-            let (job, answered) = Job::new(request, arrived);
-            match found.pool.spec().queue.push(job) {
+            let demand = admission::demand(
+                &mut request,
+                &spec.scheduling,
+                spec.client_timeout,
+                &self.core.config.sequence_headers,
+                arrived,
+            );
+            let limits = Limits::of(&demand, spec, arrived);
+            let sequence = demand
+                .sequence
+                .as_ref()
+                .map(|sequence| sequence.id.to_string());
+            let (mut job, answered) = Job::new(request, arrived);
+            job.demand = demand;
+            let place = job.place();
+            let turn = spec.order.as_ref().map(|order| order.enter());
+            match spec.queue.push(job, Instant::now()) {
                 Ok(()) => {
+                    // Without the version itself, whose last user deletes its folder.
+                    let spec = Arc::clone(spec);
+                    let waiting = Waiting { spec, place };
                     if without_workers() {
                         // The last worker went between the look above and the push, and had no
                         // chance to answer what it could not see.
                         found.pool.refuse_waiting();
                     }
-                    // Without the version itself, whose last user deletes its folder.
-                    let spec = Arc::clone(found.pool.spec());
                     drop(found);
-                    return await_answer(&spec, answered, arrived, version_named).await;
+                    let mut reply = waiting
+                        .for_answer(answered, limits, turn, version_named)
+                        .await?;
+                    if let Some(id) = sequence {
+                        self.tell_sequence(&mut reply, id);
+                    }
+                    return Ok(reply);
                 }
-                Err(NotQueued::Full(job)) => {
-                    return Err(refused(&job.request, Refusal::QueueFull));
+                Err(NotQueued::Refused(job, reason, retry_after)) => {
+                    return Err(job.refusal(reason, retry_after));
                 }
                 // The default version was changed and this one removed in between: the new one
                 // answers, so that a swap of versions loses nothing.
                 Err(NotQueued::Closed(job)) if attempt < RESOLVE_ATTEMPTS && !version_named => {
-                    request = job.request;
+                    request = (*job).request;
                 }
                 Err(NotQueued::Closed(job)) => {
-                    return Err(refused(&job.request, Refusal::Draining));
+                    return Err(job.refusal(Refusal::Draining, Duration::ZERO));
                 }
             }
         }
         unreachable!("the loop above returns")
     }
+
+    /// Tells the caller which sequence its request belongs to, unless the handler has.
+    fn tell_sequence(&self, reply: &mut Reply, id: String) {
+        let name = &self.core.config.sequence_headers.id;
+        if !reply
+            .headers
+            .iter()
+            .any(|(key, _)| key.eq_ignore_ascii_case(name))
+        {
+            reply.headers.push((name.clone(), id));
+        }
+    }
 }
 
-fn refused(request: &InferRequest, reason: Refusal) -> ServingError {
+fn no_worker(request: &InferRequest) -> ServingError {
     let model = request.model.clone();
-    if request.kind == RequestKind::Describe && reason == Refusal::NoWorker {
+    if request.kind == RequestKind::Describe {
         return ServingError::NoWorkerToDescribe { model };
     }
     ServingError::Refused {
         model,
         version: request.version.clone(),
-        reason,
+        reason: Refusal::NoWorker,
+        retry_after: Duration::ZERO,
     }
 }
 
-async fn await_answer(
-    spec: &PoolSpec,
-    answered: crate::job::Answered,
+/// When a caller waits no longer.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
     arrived: Instant,
-    version_named: bool,
-) -> Result<Reply, ServingError> {
-    let limit = spec.client_timeout;
-    let outcome = match limit {
-        None => answered.await,
-        // The receiver is dropped at the deadline, which makes the job one that nobody runs.
-        Some(limit) => match tokio::time::timeout_at((arrived + limit).into(), answered).await {
-            Ok(outcome) => outcome,
-            Err(_) => return Err(ServingError::Expired { limit }),
-        },
-    };
-    // A job that was dropped rather than answered went down with its dispatcher.
-    let answer = outcome.unwrap_or(Err(ServingError::WorkerDied {
+    /// For a worker.
+    wait_until: Option<Instant>,
+    /// For the answer.
+    deadline: Option<Instant>,
+}
+
+impl Limits {
+    fn of(demand: &Demand, spec: &PoolSpec, arrived: Instant) -> Self {
+        let policy = spec.scheduling.levels.get(demand.level);
+        let rejects = policy.is_some_and(|policy| policy.timeout_action == TimeoutAction::Reject);
+        Self {
+            arrived,
+            wait_until: demand.wait_until.filter(|_| rejects),
+            deadline: demand.deadline,
+        }
+    }
+
+    fn expired(&self, at: Instant) -> ServingError {
+        ServingError::Expired {
+            limit: at.saturating_duration_since(self.arrived),
+        }
+    }
+}
+
+/// A caller that waits. Dropping it gives the job up.
+struct Waiting {
+    spec: Arc<PoolSpec>,
+    place: Place,
+}
+
+impl Waiting {
+    async fn for_answer(
+        self,
+        answered: Answered,
+        limits: Limits,
+        turn: Option<Turn>,
+        version_named: bool,
+    ) -> Result<Reply, ServingError> {
+        let answer = self.within(answered, limits).await;
+        if let Some(turn) = turn {
+            match limits.deadline {
+                None => turn.come().await,
+                Some(deadline) => {
+                    let come = tokio::time::timeout_at(deadline.into(), turn.come());
+                    come.await.map_err(|_| limits.expired(deadline))?;
+                }
+            }
+        }
+        let answer = answer?;
+        self.spec
+            .metrics
+            .answered(version_named, limits.arrived.elapsed(), answer.queue_time);
+        Ok(answer.reply)
+    }
+
+    /// Waits for the answer as long as the limits allow.
+    async fn within(&self, mut answered: Answered, limits: Limits) -> Result<Answer, ServingError> {
+        if let Some(until) = limits.wait_until
+            && limits.deadline.is_none_or(|deadline| until < deadline)
+        {
+            match tokio::time::timeout_at(until.into(), &mut answered).await {
+                Ok(outcome) => return outcome.unwrap_or_else(lost),
+                // Once a worker has it, it may finish.
+                Err(_) if self.spec.queue.leave(&self.place) => return Err(limits.expired(until)),
+                Err(_) => {}
+            }
+        }
+        match limits.deadline {
+            None => answered.await.unwrap_or_else(lost),
+            // The job is left at the deadline, so nobody runs it.
+            Some(deadline) => match tokio::time::timeout_at(deadline.into(), answered).await {
+                Ok(outcome) => outcome.unwrap_or_else(lost),
+                Err(_) => Err(limits.expired(deadline)),
+            },
+        }
+    }
+}
+
+/// A job that was dropped rather than answered went down with its dispatcher.
+fn lost(_dropped: tokio::sync::oneshot::error::RecvError) -> Result<Answer, ServingError> {
+    Err(ServingError::WorkerDied {
         out_of_memory: false,
-    }))?;
-    spec.metrics
-        .answered(version_named, arrived.elapsed(), answer.queue_time);
-    Ok(answer.reply)
+    })
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.spec.queue.leave(&self.place);
+    }
 }

@@ -1,12 +1,15 @@
 //! One accepted request and the way to answer it. Answering consumes the job, so it is answered
 //! exactly once; a job that is dropped answers that its worker died.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use ts_types::{InferRequest, Reply};
 
-use crate::error::ServingError;
+use crate::error::{Refusal, ServingError};
+use crate::sequence::SequenceId;
 
 /// A reply, and how long the job waited for a worker.
 #[derive(Debug)]
@@ -18,11 +21,36 @@ pub(crate) struct Answer {
 /// The caller's end of a job. Dropping it gives the job up.
 pub(crate) type Answered = oneshot::Receiver<Result<Answer, ServingError>>;
 
+/// What the queue has to know of a job beside its request.
+#[derive(Debug, Default)]
+pub(crate) struct Demand {
+    /// Level of the queue, 0 being the most urgent.
+    pub(crate) level: usize,
+    /// Jobs of different groups never share a batch.
+    pub(crate) group: Option<Box<str>>,
+    /// When the answer is of no more use. The caller's own timer answers then.
+    pub(crate) deadline: Option<Instant>,
+    /// When it will have waited long enough for a worker.
+    pub(crate) wait_until: Option<Instant>,
+    /// The sequence that it belongs to.
+    pub(crate) sequence: Option<InSequence>,
+}
+
+/// A job's part in a sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct InSequence {
+    pub(crate) id: SequenceId,
+    /// It is the last one.
+    pub(crate) ends: bool,
+}
+
 /// One accepted request.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) request: InferRequest,
     pub(crate) arrived: Instant,
+    pub(crate) demand: Demand,
+    place: Place,
     answer: oneshot::Sender<Result<Answer, ServingError>>,
 }
 
@@ -33,15 +61,32 @@ impl Job {
             Self {
                 request,
                 arrived,
+                demand: Demand::default(),
+                place: Place::default(),
                 answer,
             },
             answered,
         )
     }
 
+    /// Where it is, for its caller.
+    pub(crate) fn place(&self) -> Place {
+        self.place.clone()
+    }
+
     /// Nobody waits for it any more: the client left, or its time is over.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.answer.is_closed()
+        self.place.is_left() || self.answer.is_closed()
+    }
+
+    /// Takes it out of the queue for a worker. Not if its caller has left.
+    pub(crate) fn leave_queue(&self) -> bool {
+        self.place.take()
+    }
+
+    /// It is back in the queue.
+    pub(crate) fn enter_queue(&self) {
+        self.place.put_back();
     }
 
     pub(crate) fn succeed(self, reply: Reply, handed_over: Instant) {
@@ -49,7 +94,56 @@ impl Job {
         let _caller_may_have_left = self.answer.send(Ok(Answer { reply, queue_time }));
     }
 
+    /// The error for a job that is not taken, or not run.
+    pub(crate) fn refusal(&self, reason: Refusal, retry_after: Duration) -> ServingError {
+        ServingError::Refused {
+            model: self.request.model.clone(),
+            version: self.request.version.clone(),
+            reason,
+            retry_after,
+        }
+    }
+
+    /// Adds a header for the handler.
+    pub(crate) fn tell(&mut self, name: &str, value: String) {
+        self.request.headers.push((name.to_owned(), value));
+    }
+
     pub(crate) fn fail(self, error: ServingError) {
         let _caller_may_have_left = self.answer.send(Err(error));
+    }
+}
+
+const WAITING: u8 = 0;
+const TAKEN: u8 = 1;
+const LEFT: u8 = 2;
+
+/// Whether a job waits, was taken by a worker, or was left by its caller: whoever is first decides.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Place(Arc<AtomicU8>);
+
+impl Place {
+    /// The caller gives the job up. Returns whether it still waited.
+    pub(crate) fn leave(&self) -> bool {
+        self.change(WAITING, LEFT)
+    }
+
+    fn take(&self) -> bool {
+        self.change(WAITING, TAKEN)
+    }
+
+    fn put_back(&self) {
+        self.change(TAKEN, WAITING);
+    }
+
+    fn is_left(&self) -> bool {
+        self.0.load(Ordering::Acquire) == LEFT
+    }
+
+    fn change(&self, from: u8, to: u8) -> bool {
+        let changed = self
+            .0
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        changed.is_ok()
     }
 }

@@ -8,17 +8,24 @@
 //! (`pool/dispatcher.rs`) cuts a batch as `batch.rs` says, sends it to the worker in its host
 //! (`pool/hosts.rs`), and answers the jobs.
 
+mod admission;
 mod batch;
 mod config;
 mod error;
+mod explain;
+mod fit;
 mod handler_metrics;
 mod inference;
 mod job;
 mod management;
 mod metrics;
+mod order;
 mod pool;
 mod queue;
 mod registry;
+mod resources;
+mod scheduling;
+mod sequence;
 mod spec;
 mod store;
 mod warmup;
@@ -26,8 +33,9 @@ mod warmup;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use config::{HostConfig, ModelDefaults, ModelOverrides, ServingConfig};
+pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, ServingConfig};
 pub use error::{Refusal, ServingError, StartFailure};
+pub use explain::{BatchCost, Batching};
 pub use inference::InferenceService;
 pub use management::{
     Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
@@ -67,7 +75,10 @@ pub fn start(
     })?;
     metrics::describe();
     let core = Arc::new(Core {
-        surroundings: Arc::new(pool::Surroundings::new(config.hosts.clone())),
+        surroundings: Arc::new(pool::Surroundings::new(
+            config.hosts.clone(),
+            &config.resources,
+        )),
         config,
         registry: registry::Registry::default(),
         stopping: AtomicBool::new(false),

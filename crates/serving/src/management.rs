@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Version};
+use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
 
 use crate::Core;
 use crate::error::{ServingError, StartFailure};
+use crate::explain::Batching;
 use crate::pool::{Pool, PoolSpec, Resizing};
 use crate::registry::{Model, ModelVersion};
 use crate::{spec, store};
@@ -120,6 +121,8 @@ pub struct Description {
     pub isolation: Isolation,
     /// The numbers in force.
     pub limits: ModelLimits,
+    /// How its requests are put in order and into batches.
+    pub scheduling: Scheduling,
     /// Kind of device asked for.
     pub device_type: Option<DeviceType>,
     /// Devices asked for.
@@ -211,6 +214,14 @@ impl ManagementService {
         };
         let resolved = spec::resolve(&core.config, &registration, &artifact)?;
         self.warn(&resolved, &artifact);
+        let demands = &resolved.scheduling.resources;
+        if let Err((demand, size)) = core.surroundings.resources.declare(demands) {
+            return Err(ServingError::BadRegistration(format!(
+                "the model needs {} of the resource `{}`, of which the server has {size}. Raise it in \
+                 `rate_limit_resources`",
+                demand.count, demand.name
+            )));
+        }
         let (name, version) = (resolved.name.clone(), resolved.version.clone());
         let reservation = self.reserve(&name, &version)?;
         let limits = resolved.limits.clone();
@@ -398,6 +409,19 @@ impl ManagementService {
             .iter()
             .map(|version| describe(version, &found.default))
             .collect())
+    }
+
+    /// How the batches of a version, or of the default one, come about.
+    ///
+    /// # Errors
+    /// Unknown model or version.
+    pub fn batching(
+        &self,
+        model: &ModelName,
+        version: Option<&Version>,
+    ) -> Result<(Version, Batching), ServingError> {
+        let found = self.core.registry.resolve(model, version)?;
+        Ok((found.version.clone(), found.pool.spec().queue.explain()))
     }
 
     /// Makes a version the default.
@@ -613,6 +637,7 @@ fn describe(version: &ModelVersion, default: &Version) -> Description {
         handler: spec.load.handler.clone(),
         isolation: spec.isolation,
         limits: spec.limits.read().clone(),
+        scheduling: spec.scheduling.clone(),
         device_type: version.device_type,
         device_ids: version.device_ids.clone(),
         loaded_at_startup: version.loaded_at_startup,

@@ -1,124 +1,597 @@
 //! The requests that wait for a worker of one model version.
 //!
 //! There is no batcher thread: an idle worker cuts its own batch at the moment it can run it, and
-//! one arrival wakes one idle worker. Requests of different kinds never share a batch; the batch
-//! is cut from the kind whose oldest request has waited longest.
+//! one arrival wakes one idle worker. While one of them holds for company (`batch.rs`), arrivals
+//! wake that one, and only when enough have come.
+//!
+//! Requests of different kinds, or of different groups that the model names, never share a batch.
+//! The batch is cut from the group whose most urgent and then oldest request comes first, so a
+//! request that fits no other never holds up the rest. Requests of sequences wait in
+//! `sequence.rs` instead.
 
-use std::collections::VecDeque;
-use std::time::Instant;
+mod groups;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use ts_types::RequestKind;
+use ts_types::{LevelPolicy, RequestKind, ResourceDemand, SequencePolicy};
 
-use crate::batch::{BatchPolicy, Cut};
-use crate::error::ServingError;
-use crate::job::Job;
+use crate::batch::{BatchPolicy, Cut, Peaks, View, Why};
+use crate::error::{Refusal, ServingError};
+use crate::fit::Samples;
+use crate::job::{InSequence, Job, Place};
+use crate::queue::groups::{Groups, Head, Knife};
+use crate::resources::{Permit, Resources};
+use crate::sequence::{SequenceId, SequenceRefusal, Sequences};
+use crate::{BatchCost, Batching};
 
 /// Why a job was not taken; it comes back with the reason.
 #[derive(Debug)]
 pub(crate) enum NotQueued {
-    /// The queue has reached its limit.
-    Full(Job),
+    /// As the reason says. The second value is after how long another try may succeed.
+    Refused(Box<Job>, Refusal, Duration),
     /// It takes no more jobs.
-    Closed(Job),
+    Closed(Box<Job>),
+}
+
+/// What holds for a queue.
+#[derive(Debug, Clone)]
+pub(crate) struct QueueRules {
+    pub(crate) batch: BatchPolicy,
+    /// Jobs that may wait at once.
+    pub(crate) capacity: usize,
+    /// At least one.
+    pub(crate) levels: Vec<LevelPolicy>,
+    /// A job is only taken while a worker is idle.
+    pub(crate) job_ticket: bool,
+    /// Jobs that would be answered later than this are refused.
+    pub(crate) latency_goal: Option<Duration>,
+    pub(crate) sequences: Option<SequencePolicy>,
+    /// What each batch needs while it runs.
+    pub(crate) resources: Vec<ResourceDemand>,
 }
 
 /// Requests that wait for a worker.
 #[derive(Debug)]
 pub(crate) struct Queue {
     state: Mutex<State>,
+    /// An idle worker may find something.
     arrival: Condvar,
+    /// The worker that holds may have what it waits for.
+    company: Condvar,
+    /// Jobs still in the queue whose callers have left. Negative for a moment when a worker meets
+    /// one before its caller has counted it.
+    left: AtomicI64,
+    resources: Arc<Resources>,
+    /// What each batch needs of them while it runs.
+    demands: Vec<ResourceDemand>,
 }
 
 #[derive(Debug)]
 struct State {
-    predict: VecDeque<Job>,
-    explain: VecDeque<Job>,
-    describe: VecDeque<Job>,
-    policy: BatchPolicy,
-    capacity: usize,
+    rules: QueueRules,
+    groups: Groups,
+    sequences: Option<Sequences<Job>>,
+    /// Sequences that one worker can keep.
+    rows: usize,
     closed: bool,
+    /// Workers that wait for a job.
+    idle: usize,
+    /// What the worker that holds for company waits for.
+    hold: Option<Hold>,
+    /// Batches and their jobs that run.
+    running_batches: usize,
+    running_jobs: usize,
+    peaks: Peaks,
+    samples: Samples,
+    told: Told,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Hold {
+    wake_at: usize,
+    level: usize,
+}
+
+/// What the queue tells of itself.
+#[derive(Debug, Default)]
+struct Told {
+    cuts: [u64; Why::ALL.len()],
+    sizes: BTreeMap<usize, u64>,
+    holds: u64,
+    held: Duration,
+    late: u64,
+}
+
+/// What a worker got.
+pub(crate) enum Taken {
+    Batch(Batch),
+    /// Nothing came until the instant given.
+    Idle,
+    /// The queue is closed and empty, or the worker is to stop.
+    Stopped,
+}
+
+/// Jobs to run together, at least one.
+pub(crate) struct Batch {
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) running: Running,
+}
+
+/// A batch under way, as the queue counts it; ends when dropped.
+pub(crate) struct Running {
+    queue: Arc<Queue>,
+    jobs: usize,
+    sequences: Vec<InSequence>,
+    /// Held for its drop.
+    permit: Option<Permit>,
+}
+
+impl Running {
+    /// The batch has run, and took this long.
+    pub(crate) fn took(&self, duration: Duration) {
+        self.queue.note(self.jobs, duration);
+    }
+
+    /// How many jobs it has.
+    pub(crate) fn jobs(&self) -> usize {
+        self.jobs
+    }
+
+    /// Sequences that the handler has ended, beside those whose requests say so.
+    pub(crate) fn end_sequences(&mut self, ids: &[&str]) {
+        for sequence in &mut self.sequences {
+            sequence.ends |= ids.contains(&&*sequence.id);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.queue.ended(self.jobs, &self.sequences);
+    }
 }
 
 impl Queue {
-    pub(crate) fn new(policy: BatchPolicy, capacity: usize) -> Self {
+    pub(crate) fn new(rules: QueueRules, resources: Arc<Resources>) -> Self {
         Self {
+            resources,
+            demands: rules.resources.clone(),
             state: Mutex::new(State {
-                predict: VecDeque::new(),
-                explain: VecDeque::new(),
-                describe: VecDeque::new(),
-                policy,
-                capacity,
+                groups: Groups::default(),
+                sequences: rules.sequences.map(Sequences::new),
+                rows: usize::MAX,
                 closed: false,
+                idle: 0,
+                hold: None,
+                running_batches: 0,
+                running_jobs: 0,
+                peaks: Peaks::default(),
+                samples: Samples::default(),
+                told: Told::default(),
+                rules,
             }),
             arrival: Condvar::new(),
+            company: Condvar::new(),
+            left: AtomicI64::new(0),
         }
     }
 
-    /// Adds a job at the end.
+    /// Adds a job at the end of its level.
     ///
     /// # Errors
-    /// [`NotQueued`] gives the job back when the queue is full or closed.
-    #[expect(
-        clippy::result_large_err,
-        reason = "the job goes back to whoever made it"
-    )]
-    pub(crate) fn push(&self, job: Job) -> Result<(), NotQueued> {
-        let mut state = self.state.lock();
-        if state.closed {
-            return Err(NotQueued::Closed(job));
+    /// [`NotQueued`] gives the job back when the queue is full or closed, and when the job could
+    /// not be answered in time.
+    pub(crate) fn push(&self, job: Job, now: Instant) -> Result<(), NotQueued> {
+        let mut orphans = Vec::new();
+        let pushed = {
+            let mut state = self.state.lock();
+            self.push_locked(&mut state, job, now, &mut orphans)
+        };
+        fail_orphans(orphans);
+        match pushed? {
+            Wake::Nobody => {}
+            Wake::Holder => drop(self.company.notify_one()),
+            Wake::Idle => drop(self.arrival.notify_one()),
+            Wake::AllIdle => drop(self.arrival.notify_all()),
         }
-        if state.waiting() >= state.capacity {
-            // Jobs whose callers have left hold no place.
-            state.drop_abandoned();
-            if state.waiting() >= state.capacity {
-                return Err(NotQueued::Full(job));
-            }
-        }
-        state.group(job.request.kind).push_back(job);
-        drop(state);
-        self.arrival.notify_one();
         Ok(())
+    }
+
+    fn push_locked(
+        &self,
+        state: &mut State,
+        job: Job,
+        now: Instant,
+        orphans: &mut Vec<Job>,
+    ) -> Result<Wake, NotQueued> {
+        if state.closed {
+            return Err(NotQueued::Closed(Box::new(job)));
+        }
+        if let Some(sequences) = &mut state.sequences {
+            orphans.append(&mut sequences.expire(now, |job| self.forget(job)));
+        }
+        if state.groups.jobs() >= state.rules.capacity.saturating_mul(2) {
+            // Jobs whose callers have left hold no place, but memory.
+            state.groups.purge(|job| self.forget(job));
+        }
+        if let Some((refusal, after)) = self.refusal(state, &job, now) {
+            return Err(NotQueued::Refused(Box::new(job), refusal, after));
+        }
+        let level = job.demand.level;
+        let urgent = job.demand.deadline.is_some();
+        state.add(job, now);
+        let in_system = self.waiting(state) + state.running_jobs;
+        state.peaks.arrival(in_system);
+        Ok(match state.hold {
+            Some(hold) if urgent || level < hold.level || self.waiting(state) >= hold.wake_at => {
+                Wake::Holder
+            }
+            // A job of another group is nothing to the one that holds.
+            Some(_) if state.groups.len() < 2 && state.sequences.is_none() => Wake::Nobody,
+            _ if state.idle == 0 => Wake::Nobody,
+            _ if state.sequences.is_some() => Wake::AllIdle,
+            _ => Wake::Idle,
+        })
+    }
+
+    /// Why a job cannot be taken now, and when to come again.
+    fn refusal(&self, state: &State, job: &Job, now: Instant) -> Option<(Refusal, Duration)> {
+        let waiting = self.waiting(state);
+        let soon = Duration::from_secs(1);
+        if waiting >= state.rules.capacity {
+            let after = state.predicted_wait(waiting).unwrap_or(soon);
+            return Some((Refusal::QueueFull, after));
+        }
+        if state.rules.job_ticket && waiting >= state.idle {
+            return Some((Refusal::NoIdleWorker, soon));
+        }
+        let level = job.demand.level;
+        let limit = state
+            .rules
+            .levels
+            .get(level)
+            .and_then(|level| level.capacity);
+        if limit.is_some_and(|limit| state.groups.waiting_at(level) >= limit) {
+            return Some((Refusal::QueueFull, soon));
+        }
+        if let (Some(sequences), Some(sequence)) = (&state.sequences, &job.demand.sequence)
+            && let Err(refused) = sequences.admits(&sequence.id)
+        {
+            return Some(match refused {
+                SequenceRefusal::TooMany => (Refusal::TooManySequences, soon),
+                SequenceRefusal::QueueFull => (Refusal::SequenceQueueFull, soon),
+            });
+        }
+        let goal = state.rules.latency_goal;
+        let due = goal.and_then(|goal| job.arrived.checked_add(goal));
+        let due = [due, job.demand.deadline].into_iter().flatten().min()?;
+        let ahead = state.groups.ahead(level);
+        let wait = state.predicted_wait(ahead)?;
+        let size = state.rules.batch.size;
+        let run = state.samples.fit()?.duration(ahead % size + 1);
+        let late = now.checked_add(wait + run).is_none_or(|end| end > due);
+        late.then_some((Refusal::TooLate, wait))
     }
 
     /// Puts jobs that were cut but never handed over back at the head, in their order.
     pub(crate) fn put_back(&self, jobs: Vec<Job>) {
         let mut state = self.state.lock();
+        let now = Instant::now();
         for job in jobs.into_iter().rev() {
-            state.group(job.request.kind).push_front(job);
+            if job.is_abandoned() {
+                continue;
+            }
+            job.enter_queue();
+            state.put_back(job, now);
         }
         drop(state);
         self.arrival.notify_one();
     }
 
-    /// Waits for a batch. Returns `None` as soon as `stop` says so (call [`Queue::wake_all`] after
-    /// changing what it reads), and when the queue is closed and empty.
-    pub(crate) fn take(&self, stop: impl Fn() -> bool) -> Option<Vec<Job>> {
+    /// Waits for a batch. Returns [`Taken::Stopped`] as soon as `stop` says so (call
+    /// [`Queue::wake_all`] after changing what it reads), and when the queue is closed and empty;
+    /// [`Taken::Idle`] when nothing has come until `idle_until`.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        worker: u32,
+        stop: impl Fn() -> bool,
+        idle_until: Option<Instant>,
+    ) -> Taken {
+        let idle_since = Instant::now();
+        let mut seen_since = None;
+        let mut permit = None;
         let mut state = self.state.lock();
         loop {
             if stop() {
-                return None;
+                drop(state);
+                // A wake-up that this worker has used may have been meant for another.
+                self.arrival.notify_one();
+                return Taken::Stopped;
             }
-            match state.cut(Instant::now()) {
-                None if state.closed => return None,
-                None => self.arrival.wait(&mut state),
-                Some(Decision::HoldUntil(due)) => {
-                    self.arrival.wait_until(&mut state, due);
+            let now = Instant::now();
+            let Some(found) = self.find(&mut state, worker, now) else {
+                if state.closed && state.is_empty() {
+                    return Taken::Stopped;
                 }
-                // Their callers left while they were being taken.
-                Some(Decision::Batch(jobs)) if jobs.is_empty() => {}
-                Some(Decision::Batch(jobs)) => {
-                    let more = state.waiting() > 0;
-                    drop(state);
-                    if more {
+                if idle_until.is_some_and(|until| until <= now) {
+                    return Taken::Idle;
+                }
+                seen_since = None;
+                permit = None;
+                let expiry = state.sequences.as_ref().and_then(Sequences::next_expiry);
+                let until = [idle_until, expiry].into_iter().flatten().min();
+                state.idle += 1;
+                self.wait(&self.arrival, &mut state, until);
+                state.idle -= 1;
+                if expiry.is_some()
+                    && let Some(sequences) = &mut state.sequences
+                {
+                    let orphans = sequences.expire(Instant::now(), |job| self.forget(job));
+                    fail_orphans(orphans);
+                }
+                continue;
+            };
+            let view = View {
+                waiting: found.waiting,
+                oldest: found.oldest,
+                tightest: state.tightest(&found),
+                target: state.peaks.target(state.running_jobs),
+                idle_since,
+                seen_since: *seen_since.get_or_insert(now),
+                fit: state.samples.fit(),
+                now,
+            };
+            match state.cut(&found, &view) {
+                // One worker at a time gathers.
+                Cut::Hold { .. } if state.hold.is_some() => {
+                    state.idle += 1;
+                    self.wait(&self.arrival, &mut state, None);
+                    state.idle -= 1;
+                }
+                Cut::Hold { until, wake_at } => {
+                    let level = found.level;
+                    state.hold = Some(Hold { wake_at, level });
+                    self.wait(&self.company, &mut state, Some(until));
+                    state.hold = None;
+                    state.told.holds += 1;
+                    state.told.held += now.elapsed();
+                }
+                // Before the batch is cut, so that it can still grow.
+                Cut::Take(..) if permit.is_none() && !self.demands.is_empty() => {
+                    permit = parking_lot::MutexGuard::unlocked(&mut state, || {
+                        self.resources.acquire(&self.demands, &stop)
+                    });
+                }
+                Cut::Take(count, why) => {
+                    let batch = self.pull(&mut state, &found, worker, count, now);
+                    let more = !state.is_empty();
+                    if let Some(batch) = &batch {
+                        state.told.cuts[why as usize] += 1;
+                        *state.told.sizes.entry(batch.jobs.len()).or_default() += 1;
+                        state.peaks.cut();
+                    }
+                    if more && state.idle > 0 {
                         // Jobs that stay behind may be ready for another worker whose wake-up
                         // this one has used.
                         self.arrival.notify_one();
                     }
-                    return Some(jobs);
+                    // Without a batch, the callers left while it was taken.
+                    if let Some(mut batch) = batch {
+                        batch.running.permit = permit;
+                        return Taken::Batch(batch);
+                    }
                 }
             }
         }
+    }
+
+    /// Takes what waits, at most `limit` jobs, without any wait: for a batch that is under way.
+    pub(crate) fn try_take(self: &Arc<Self>, worker: u32, limit: usize) -> Option<Batch> {
+        if limit == 0 {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let found = self.find(&mut state, worker, now)?;
+        let batch = self.pull(&mut state, &found, worker, found.waiting.min(limit), now)?;
+        *state.told.sizes.entry(batch.jobs.len()).or_default() += 1;
+        state.peaks.cut();
+        Some(batch)
+    }
+
+    fn wait(
+        &self,
+        condition: &Condvar,
+        state: &mut parking_lot::MutexGuard<'_, State>,
+        until: Option<Instant>,
+    ) {
+        match until {
+            Some(until) => drop(condition.wait_until(state, until)),
+            None => condition.wait(state),
+        }
+    }
+
+    /// What this worker would run next.
+    fn find(&self, state: &mut State, worker: u32, now: Instant) -> Option<Found> {
+        let levels = &state.rules.levels;
+        state.groups.skip(levels, now, |job| self.forget(job));
+        let head = state.groups.next();
+        let ready = match &state.sequences {
+            None => Vec::new(),
+            Some(sequences) => sequences.ready(worker, state.rows),
+        };
+        // Requests of sequences have no levels: the older of the two goes first.
+        if let Some((oldest, _)) = ready.first()
+            && head.is_none_or(|head| *oldest <= head.arrived)
+        {
+            return Some(Found {
+                waiting: ready.len(),
+                oldest: *oldest,
+                level: 0,
+                source: Source::Sequences(ready.into_iter().map(|(_, id)| id).collect()),
+            });
+        }
+        head.map(|head| Found {
+            waiting: head.jobs,
+            oldest: head.arrived,
+            level: head.level,
+            source: Source::Group(head),
+        })
+    }
+
+    /// Whether the caller of a waiting job has left; counts it out if so.
+    fn forget(&self, job: &Job) -> bool {
+        job.is_abandoned() && !self.claim(job)
+    }
+
+    /// Takes a waiting job out of the queue for good. Not if its caller has left.
+    fn claim(&self, job: &Job) -> bool {
+        if job.leave_queue() {
+            return !job.is_abandoned();
+        }
+        // The caller counted itself as left.
+        self.left.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Takes up to `count` jobs of what was found. `None` when none of them is left.
+    fn pull(
+        self: &Arc<Self>,
+        state: &mut State,
+        found: &Found,
+        worker: u32,
+        count: usize,
+        now: Instant,
+    ) -> Option<Batch> {
+        let jobs = match &found.source {
+            Source::Sequences(ids) => self.pull_sequences(state, ids, worker, count),
+            Source::Group(head) => {
+                let knife = Knife {
+                    count,
+                    now,
+                    fit: state.samples.fit(),
+                    policies: &state.rules.levels,
+                    claim: |job: &Job| self.claim(job),
+                };
+                let (jobs, late) = state.groups.cut(head.group, &knife);
+                state.told.late += late;
+                jobs
+            }
+        };
+        if jobs.is_empty() {
+            return None;
+        }
+        let in_sequences = jobs.iter().filter_map(|job| job.demand.sequence.clone());
+        let running = Running {
+            queue: Arc::clone(self),
+            jobs: jobs.len(),
+            sequences: in_sequences.collect(),
+            permit: None,
+        };
+        state.running_batches += 1;
+        state.running_jobs += jobs.len();
+        Some(Batch { jobs, running })
+    }
+
+    fn pull_sequences(
+        &self,
+        state: &mut State,
+        ids: &[SequenceId],
+        worker: u32,
+        count: usize,
+    ) -> Vec<Job> {
+        let Some(sequences) = &mut state.sequences else {
+            return Vec::new();
+        };
+        let mut jobs = Vec::with_capacity(count);
+        for id in ids {
+            if jobs.len() == count {
+                break;
+            }
+            let Some((mut job, seat)) = sequences.take(id, worker) else {
+                continue;
+            };
+            if !self.claim(&job) {
+                sequences.skipped(id);
+                continue;
+            }
+            if let Some(seat) = seat {
+                job.tell(SEQUENCE_ROW, seat.row.to_string());
+            }
+            jobs.push(job);
+        }
+        jobs
+    }
+
+    /// Notes how long a batch of `jobs` took.
+    pub(crate) fn note(&self, jobs: usize, duration: Duration) {
+        self.state.lock().samples.add(jobs, duration);
+    }
+
+    /// Whether it is known what a batch costs.
+    pub(crate) fn knows_cost(&self) -> bool {
+        self.state.lock().samples.fit().is_some()
+    }
+
+    /// How long a batch of `jobs` will take, where that is known.
+    pub(crate) fn expected(&self, jobs: usize) -> Option<Duration> {
+        let fit = self.state.lock().samples.fit()?;
+        Some(fit.duration(jobs))
+    }
+
+    fn ended(&self, jobs: usize, ended: &[InSequence]) {
+        let mut state = self.state.lock();
+        state.running_batches -= 1;
+        state.running_jobs -= jobs;
+        let now = Instant::now();
+        let mut orphans = Vec::new();
+        if let Some(sequences) = &mut state.sequences {
+            for sequence in ended {
+                orphans.append(&mut sequences.finished(&sequence.id, sequence.ends, now));
+            }
+        }
+        let more = state.idle > 0 && (state.closed || !ended.is_empty());
+        drop(state);
+        fail_orphans(orphans);
+        if more {
+            // What waited for these sequences may be another worker's, and the end of the last
+            // batch of a closed queue is everybody's.
+            self.arrival.notify_all();
+        }
+    }
+
+    /// A worker has ended, and with it the state of the sequences that it kept.
+    pub(crate) fn worker_lost(&self, worker: u32) {
+        let lost = match &mut self.state.lock().sequences {
+            Some(sequences) => sequences.worker_lost(worker),
+            None => Vec::new(),
+        };
+        for job in lost {
+            job.fail(ServingError::WorkerDied {
+                out_of_memory: false,
+            });
+        }
+    }
+
+    /// Tells over how many workers the sequences are spread.
+    pub(crate) fn spread_over(&self, workers: usize) {
+        let mut state = self.state.lock();
+        if let Some(policy) = state.rules.sequences {
+            state.rows = (policy.max_sequences / workers.max(1)).max(1);
+        }
+    }
+
+    /// The caller of a job gives it up; tells whether it had still been waiting.
+    pub(crate) fn leave(&self, place: &Place) -> bool {
+        let waited = place.leave();
+        if waited {
+            self.left.fetch_add(1, Ordering::Relaxed);
+        }
+        waited
     }
 
     /// Makes every waiting worker look at its stop condition again.
@@ -126,12 +599,15 @@ impl Queue {
         // The lock orders this after the check of a worker that is about to wait.
         drop(self.state.lock());
         self.arrival.notify_all();
+        self.company.notify_all();
+        self.resources.wake_all();
     }
 
     /// Takes no more jobs; those that wait are still handed out.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.arrival.notify_all();
+        self.company.notify_all();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -148,282 +624,146 @@ impl Queue {
 
     fn drain(&self) -> Vec<Job> {
         let mut state = self.state.lock();
-        let State {
-            predict,
-            explain,
-            describe,
-            ..
-        } = &mut *state;
-        predict
-            .drain(..)
-            .chain(explain.drain(..))
-            .chain(describe.drain(..))
+        let jobs = state.groups.drain();
+        let sequenced = state.sequences.as_mut().map(Sequences::drain);
+        jobs.chain(sequenced.into_iter().flatten())
+            .filter(|job| self.claim(job))
             .collect()
+    }
+
+    /// Jobs that wait for a worker and have a caller.
+    fn waiting(&self, state: &State) -> usize {
+        let sequenced = state.sequences.as_ref().map_or(0, Sequences::jobs);
+        let left = self.left.load(Ordering::Relaxed).max(0);
+        (state.groups.jobs() + sequenced).saturating_sub(usize::try_from(left).unwrap_or(0))
     }
 
     /// Jobs that wait, and places left for more.
     pub(crate) fn occupancy(&self) -> (usize, usize) {
         let state = self.state.lock();
-        (
-            state.waiting(),
-            state.capacity.saturating_sub(state.waiting()),
-        )
+        let waiting = self.waiting(&state);
+        (waiting, state.rules.capacity.saturating_sub(waiting))
+    }
+
+    /// What it does, and why.
+    pub(crate) fn explain(&self) -> Batching {
+        let state = self.state.lock();
+        let cuts = Why::ALL.iter().zip(state.told.cuts);
+        Batching {
+            batch_size: state.rules.batch.size,
+            max_delay: state.rules.batch.delay,
+            gather: state.rules.batch.gather,
+            preferred_sizes: state.rules.batch.preferred.clone(),
+            cost: state.samples.fit().map(|fit| BatchCost {
+                per_batch_micros: fit.per_batch_micros,
+                per_item_micros: fit.per_item_micros,
+            }),
+            samples: state.samples.count(),
+            target: state.peaks.target(state.running_jobs),
+            cuts: cuts.map(|(why, count)| (why.as_str(), count)).collect(),
+            sizes: state.told.sizes.clone(),
+            holds: state.told.holds,
+            held: state.told.held,
+            late: state.told.late,
+            waiting: self.waiting(&state),
+            running_batches: state.running_batches,
+            running_jobs: state.running_jobs,
+            idle_workers: state.idle,
+            predicted_wait: state.predicted_wait(self.waiting(&state)),
+            sequences: state.sequences.as_ref().map(Sequences::counts),
+        }
     }
 }
 
-enum Decision {
-    Batch(Vec<Job>),
-    HoldUntil(Instant),
+/// Name under which a handler finds the row of a request's sequence.
+const SEQUENCE_ROW: &str = "ts_request_sequence_row";
+
+/// Whom an arrival wakes.
+enum Wake {
+    Nobody,
+    Holder,
+    Idle,
+    /// The job may be one that only a certain worker can run.
+    AllIdle,
+}
+
+/// Jobs that a worker could run together.
+struct Found {
+    source: Source,
+    waiting: usize,
+    oldest: Instant,
+    level: usize,
+}
+
+enum Source {
+    Group(Head),
+    /// The sequences whose next jobs are ready, oldest first.
+    Sequences(Vec<SequenceId>),
+}
+
+fn fail_orphans(jobs: Vec<Job>) {
+    for job in jobs {
+        let error = job.refusal(Refusal::SequenceOver, Duration::ZERO);
+        job.fail(error);
+    }
 }
 
 impl State {
-    fn waiting(&self) -> usize {
-        self.predict.len() + self.explain.len() + self.describe.len()
+    fn is_empty(&self) -> bool {
+        self.groups.jobs() == 0 && self.sequences.as_ref().is_none_or(|all| all.jobs() == 0)
     }
 
-    fn group(&mut self, kind: RequestKind) -> &mut VecDeque<Job> {
-        match kind {
-            RequestKind::Predict => &mut self.predict,
-            RequestKind::Explain => &mut self.explain,
-            RequestKind::Describe => &mut self.describe,
+    fn add(&mut self, job: Job, now: Instant) {
+        if let (Some(sequences), Some(sequence)) = (&mut self.sequences, &job.demand.sequence) {
+            let id = Arc::clone(&sequence.id);
+            return sequences.push(&id, job.arrived, job, now);
+        }
+        self.groups.add(job, self.rules.levels.len());
+    }
+
+    fn put_back(&mut self, job: Job, now: Instant) {
+        if let (Some(sequences), Some(sequence)) = (&mut self.sequences, &job.demand.sequence) {
+            let id = Arc::clone(&sequence.id);
+            return sequences.put_back(&id, job.arrived, job, now);
+        }
+        self.groups.put_back(job, self.rules.levels.len());
+    }
+
+    /// What the policy decides about what was found.
+    fn cut(&self, found: &Found, view: &View) -> Cut {
+        match &found.source {
+            // Describing takes no company.
+            Source::Group(head) if head.kind == RequestKind::Describe => Cut::Take(1, Why::Full),
+            _ => self.rules.batch.cut(view),
         }
     }
 
-    fn drop_abandoned(&mut self) {
-        for kind in [
-            RequestKind::Predict,
-            RequestKind::Explain,
-            RequestKind::Describe,
-        ] {
-            self.group(kind).retain(|job| !job.is_abandoned());
+    /// The earliest deadline among the jobs found.
+    fn tightest(&self, found: &Found) -> Option<Instant> {
+        match &found.source {
+            Source::Group(head) => self.groups.tightest(head.group),
+            Source::Sequences(_) => None,
         }
     }
 
-    /// `None` when nothing waits.
-    fn cut(&mut self, now: Instant) -> Option<Decision> {
-        for kind in [
-            RequestKind::Predict,
-            RequestKind::Explain,
-            RequestKind::Describe,
-        ] {
-            let group = self.group(kind);
-            while group.front().is_some_and(Job::is_abandoned) {
-                group.pop_front();
-            }
+    /// How long a job waits that has this many before it; `None` where costs are not known.
+    fn predicted_wait(&self, ahead: usize) -> Option<Duration> {
+        let fit = self.samples.fit()?;
+        let workers = self.idle + self.running_batches;
+        if workers == 0 {
+            return None;
         }
-        let oldest_of = |group: &VecDeque<Job>| group.front().map(|job| job.arrived);
-        let (oldest, kind) = [
-            (oldest_of(&self.predict), RequestKind::Predict),
-            (oldest_of(&self.explain), RequestKind::Explain),
-            (oldest_of(&self.describe), RequestKind::Describe),
-        ]
-        .into_iter()
-        .filter_map(|(oldest, kind)| Some((oldest?, kind)))
-        .min_by_key(|(oldest, _)| *oldest)?;
-        let policy = match kind {
-            RequestKind::Describe => BatchPolicy {
-                size: 1,
-                ..self.policy
-            },
-            RequestKind::Predict | RequestKind::Explain => self.policy,
-        };
-        let group = self.group(kind);
-        match policy.cut(group.len(), oldest, now) {
-            Cut::HoldUntil(due) => Some(Decision::HoldUntil(due)),
-            Cut::Take(count) => {
-                let mut jobs = Vec::with_capacity(count);
-                while jobs.len() < count
-                    && let Some(job) = group.pop_front()
-                {
-                    if !job.is_abandoned() {
-                        jobs.push(job);
-                    }
-                }
-                Some(Decision::Batch(jobs))
-            }
+        let size = self.rules.batch.size;
+        if self.idle > 0 && ahead < self.idle.saturating_mul(size) {
+            return Some(Duration::ZERO);
         }
+        // A batch that runs is half done on average.
+        let running = fit.duration(self.running_jobs.div_ceil(self.running_batches.max(1)));
+        let running = running.mul_f64(self.running_batches as f64 / 2.0);
+        let before = fit.duration(size).mul_f64((ahead / size) as f64);
+        Some((running + before).div_f64(workers as f64))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use ts_types::{InferRequest, ModelName, RequestId};
-
-    use super::*;
-    use crate::job::Answered;
-
-    fn job(kind: RequestKind) -> (Job, Answered) {
-        let request = InferRequest {
-            id: RequestId::random(),
-            model: ModelName::new("m").unwrap(),
-            version: None,
-            kind,
-            parts: vec![],
-            headers: vec![],
-        };
-        Job::new(request, Instant::now())
-    }
-
-    fn queue(size: usize, delay_ms: u64, capacity: usize) -> Queue {
-        Queue::new(
-            BatchPolicy {
-                size,
-                delay: Duration::from_millis(delay_ms),
-            },
-            capacity,
-        )
-    }
-
-    #[test]
-    fn a_full_queue_refuses_until_a_caller_leaves() {
-        let queue = queue(1, 0, 2);
-        let (one, _kept) = job(RequestKind::Predict);
-        let (two, leaver) = job(RequestKind::Predict);
-        queue.push(one).unwrap();
-        queue.push(two).unwrap();
-        assert!(matches!(
-            queue.push(job(RequestKind::Predict).0),
-            Err(NotQueued::Full(_))
-        ));
-        drop(leaver);
-        let (three, _kept) = job(RequestKind::Predict);
-        queue.push(three).unwrap();
-    }
-
-    #[test]
-    fn abandoned_jobs_are_never_handed_out() {
-        let queue = queue(8, 0, 100);
-        let mut kept = Vec::new();
-        for number in 0..6 {
-            let (job, answered) = job(RequestKind::Predict);
-            queue.push(job).unwrap();
-            if number % 2 == 0 {
-                kept.push(answered);
-            }
-        }
-        assert_eq!(queue.take(|| false).unwrap().len(), 3);
-    }
-
-    #[test]
-    fn kinds_do_not_share_a_batch_and_the_oldest_goes_first() {
-        let queue = queue(8, 0, 100);
-        let kinds = [
-            RequestKind::Explain,
-            RequestKind::Predict,
-            RequestKind::Describe,
-            RequestKind::Describe,
-            RequestKind::Explain,
-        ];
-        let _kept: Vec<_> = kinds
-            .into_iter()
-            .map(|kind| {
-                let (job, answered) = job(kind);
-                queue.push(job).unwrap();
-                answered
-            })
-            .collect();
-        let batches: Vec<Vec<RequestKind>> = std::iter::from_fn(|| {
-            (queue.occupancy().0 > 0).then(|| {
-                queue
-                    .take(|| false)
-                    .unwrap()
-                    .iter()
-                    .map(|job| job.request.kind)
-                    .collect()
-            })
-        })
-        .collect();
-        use RequestKind::{Describe, Explain, Predict};
-        assert_eq!(
-            batches,
-            [
-                vec![Explain, Explain],
-                vec![Predict],
-                vec![Describe],
-                vec![Describe]
-            ]
-        );
-    }
-
-    #[test]
-    fn a_closed_queue_takes_nothing_and_hands_out_what_it_has() {
-        let queue = queue(8, 0, 100);
-        let (waiting, _kept) = job(RequestKind::Predict);
-        queue.push(waiting).unwrap();
-        queue.close();
-        assert!(matches!(
-            queue.push(job(RequestKind::Predict).0),
-            Err(NotQueued::Closed(_))
-        ));
-        assert_eq!(queue.take(|| false).unwrap().len(), 1);
-        assert!(queue.take(|| false).is_none());
-    }
-
-    #[test]
-    fn put_back_keeps_the_order() {
-        let queue = queue(2, 0, 100);
-        let mut kept = Vec::new();
-        let mut ids = Vec::new();
-        for _ in 0..4 {
-            let (job, answered) = job(RequestKind::Predict);
-            ids.push(job.request.id.clone());
-            queue.push(job).unwrap();
-            kept.push(answered);
-        }
-        let first = queue.take(|| false).unwrap();
-        queue.put_back(first);
-        let mut seen = Vec::new();
-        for _ in 0..2 {
-            seen.extend(
-                queue
-                    .take(|| false)
-                    .unwrap()
-                    .into_iter()
-                    .map(|job| job.request.id),
-            );
-        }
-        assert_eq!(seen, ids);
-        assert_eq!(queue.occupancy(), (0, 100));
-    }
-
-    #[test]
-    fn many_workers_share_a_queue_and_lose_nothing() {
-        let queue = Arc::new(queue(3, 1, 10_000));
-        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let workers: Vec<_> = (0..4)
-            .map(|_| {
-                let (queue, stop) = (Arc::clone(&queue), Arc::clone(&stop));
-                std::thread::Builder::new()
-                    .spawn(move || {
-                        let mut done = 0;
-                        let stopped = || stop.load(std::sync::atomic::Ordering::SeqCst);
-                        while let Some(jobs) = queue.take(stopped) {
-                            done += jobs.len();
-                        }
-                        done
-                    })
-                    .unwrap()
-            })
-            .collect();
-        let kept: Vec<_> = (0..5_000)
-            .map(|_| {
-                let (job, answered) = job(RequestKind::Predict);
-                queue.push(job).unwrap();
-                answered
-            })
-            .collect();
-        while queue.occupancy().0 > 0 {
-            std::thread::yield_now();
-        }
-        stop.store(true, std::sync::atomic::Ordering::SeqCst);
-        queue.wake_all();
-        let done: usize = workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap())
-            .sum();
-        assert_eq!(done, kept.len());
-    }
-}
+mod tests;

@@ -14,12 +14,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use ts_archive::{Artifact, ModelConfig};
-use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Version};
+use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
 use ts_wire::frame::{BackendKind, EchoBehaviour, LoadModel};
 
 use crate::config::ServingConfig;
 use crate::error::ServingError;
 use crate::management::Registration;
+use crate::scheduling;
 use crate::warmup::WarmUp;
 
 /// The version of an archive that names none.
@@ -37,6 +38,7 @@ pub(crate) struct ResolvedModel {
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) device_ids: Option<Vec<u32>>,
     pub(crate) limits: ModelLimits,
+    pub(crate) scheduling: Scheduling,
     pub(crate) load: LoadModel,
     pub(crate) warm_up: WarmUp,
 }
@@ -95,7 +97,11 @@ pub(crate) fn resolve(
     };
     let none = ModelConfig::default();
     let yaml = artifact.config.as_ref().unwrap_or(&none);
-    let limits = limits(config, registration, yaml, &name, &version);
+    let mut limits = limits(config, registration, yaml, &name, &version);
+    let (scheduling, delay) = scheduling::read(yaml, limits.batch_size, config.defaults.gather)?;
+    if let (None, Some(delay)) = (registration.max_batch_delay, delay) {
+        limits.max_batch_delay = delay;
+    }
     let isolation = registration
         .isolation
         .or(yaml.worker_isolation)
@@ -129,6 +135,7 @@ pub(crate) fn resolve(
         device_type: yaml.device_type,
         device_ids: yaml.device_ids.clone(),
         limits,
+        scheduling,
         load,
         warm_up: WarmUp::read(yaml, artifact.dir.path())?,
     })
@@ -238,9 +245,7 @@ pub(crate) fn without_effect(artifact: &Artifact) -> Vec<&'static str> {
     };
     let on = |value: Option<bool>| value == Some(true);
     [
-        ("useJobTicket", on(yaml.use_job_ticket)),
         ("continuousBatching", on(yaml.continuous_batching)),
-        ("sequenceBatching", on(yaml.sequence_batching)),
         ("asyncCommunication", on(yaml.async_communication)),
         ("useVenv", on(yaml.use_venv)),
         ("parallelType", yaml.parallel_level.is_some()),
@@ -257,7 +262,9 @@ mod tests {
 
     use std::collections::HashMap;
 
-    use crate::config::{HostConfig, ModelDefaults, ModelOverrides};
+    use ts_types::Gather;
+
+    use crate::config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders};
 
     /// The limits of model `m`, version `1.0`, with each layer as given.
     fn limits_of(registration: &Registration, yaml: &str, property: ModelOverrides) -> ModelLimits {
@@ -293,6 +300,7 @@ mod tests {
                 job_queue_size: 100,
                 handler: None,
                 isolation: None,
+                gather: Gather::Auto,
             },
             per_model: HashMap::from([(name, HashMap::from([(version, property)]))]),
             hosts: HostConfig {
@@ -307,6 +315,8 @@ mod tests {
                 hidden_environment: None,
                 server_version: "0".to_owned(),
             },
+            resources: Vec::new(),
+            sequence_headers: SequenceHeaders::default(),
         };
         resolve(&config, registration, &artifact).unwrap().limits
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 use bytes::Bytes;
 use serde::Deserialize;
 use ts_archive::{MemberPath, ModelConfig};
-use ts_types::{InferRequest, ModelName, Part, RequestId, RequestKind};
+use ts_types::{InferRequest, ModelName, Part, RequestId, RequestKind, Urgency};
 
 use crate::error::ServingError;
 
@@ -53,6 +53,21 @@ fn any_bytes() -> String {
 
 fn body() -> String {
     "body".to_owned()
+}
+
+impl Sample {
+    fn request(&self, model: &ModelName) -> InferRequest {
+        let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        InferRequest {
+            id: RequestId::random(),
+            model: model.clone(),
+            version: None,
+            kind: RequestKind::Predict,
+            parts: vec![self.part.clone()],
+            headers: vec![header("url_path", ""), header("explain", "False")],
+            urgency: Urgency::default(),
+        }
+    }
 }
 
 impl WarmUp {
@@ -104,18 +119,25 @@ impl WarmUp {
         &'a self,
         model: &'a ModelName,
     ) -> impl Iterator<Item = (&'a str, InferRequest)> {
-        let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         self.samples.iter().flat_map(move |sample| {
-            (0..RUNS).map(move |_| {
-                let request = InferRequest {
-                    id: RequestId::random(),
-                    model: model.clone(),
-                    version: None,
-                    kind: RequestKind::Predict,
-                    parts: vec![sample.part.clone()],
-                    headers: vec![header("url_path", ""), header("explain", "False")],
-                };
-                (sample.file.as_str(), request)
+            (0..RUNS).map(move |_| (sample.file.as_str(), sample.request(model)))
+        })
+    }
+
+    /// Batches of one sample whose times tell what a batch costs, smallest first: each size as often
+    /// as a sample is sent. None where there is no sample, or nothing to learn.
+    pub(crate) fn batches(
+        &self,
+        model: &ModelName,
+        batch_size: usize,
+    ) -> impl Iterator<Item = Vec<InferRequest>> {
+        let sample = self.samples.first().filter(|_| batch_size > 1);
+        let mut sizes = vec![1, 2, batch_size];
+        sizes.dedup();
+        sample.into_iter().flat_map(move |sample| {
+            let sizes = sizes.clone().into_iter();
+            sizes.flat_map(move |size| {
+                (0..RUNS).map(move |_| (0..size).map(|_| sample.request(model)).collect())
             })
         })
     }
@@ -146,6 +168,15 @@ mod tests {
         );
         assert_eq!(&part.value[..], b"abc");
         assert_eq!(read("minWorkers: 1\n").unwrap().requests(&model).count(), 0);
+        let sizes = |batch_size| -> Vec<usize> {
+            warm_up
+                .batches(&model, batch_size)
+                .map(|batch| batch.len())
+                .collect()
+        };
+        assert!(sizes(1).is_empty());
+        assert_eq!(sizes(2), [1, 1, 1, 2, 2, 2]);
+        assert_eq!(sizes(8), [1, 1, 1, 2, 2, 2, 8, 8, 8]);
     }
 
     #[test]

@@ -10,5 +10,8 @@ mod spec;
 pub use class::{Classify, ErrorClass, Invalid, Subject, with_causes};
 pub use id::{IdError, ModelName, RequestId, Version};
 pub use reply::Reply;
-pub use request::{Headers, InferRequest, Part, RequestKind};
-pub use spec::{DeviceType, Isolation, ModelLimits, Runtime, UnknownName};
+pub use request::{Headers, InferRequest, Part, RequestKind, Urgency};
+pub use spec::{
+    DeviceType, Gather, Isolation, LevelPolicy, ModelLimits, ResourceDemand, Runtime, Scheduling,
+    SequencePolicy, SequenceStrategy, TimeoutAction, UnknownName,
+};

@@ -1,5 +1,7 @@
 //! One inference request, as every dialect hands it to the core.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use crate::{ModelName, RequestId, Version};
@@ -44,6 +46,18 @@ pub struct InferRequest {
     pub parts: Vec<Part>,
     /// The client's headers, and those the server adds for the handler.
     pub headers: Headers,
+    /// How urgent it is.
+    pub urgency: Urgency,
+}
+
+/// What a caller says of how urgent its request is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Urgency {
+    /// Level of the queue, 1 being the most urgent; 0 leaves it to the model, as does a level that
+    /// the model does not have.
+    pub priority: u32,
+    /// How long the caller waits for the answer, from the arrival of the request on.
+    pub timeout: Option<Duration>,
 }
 
 impl InferRequest {

@@ -87,6 +87,18 @@ named! {
     }
 }
 
+named! {
+    /// When an idle worker waits for more requests (*batching-and-scheduling* 15.3).
+    Gather, "gather mode", "`auto`, `fixed`, `strict`" {
+        /// Only where experience says that company comes and is worth it.
+        Auto = "auto",
+        /// For the whole delay, counted from the arrival of the oldest request, as Triton.
+        Fixed = "fixed",
+        /// For the whole delay, counted from when the worker looked, as TorchServe.
+        Strict = "strict",
+    }
+}
+
 /// The numbers that govern one model version. Every one is resolved: whoever reads them need not
 /// know the layer that they came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +109,7 @@ pub struct ModelLimits {
     pub max_workers: usize,
     /// Requests in one batch at most, at least 1.
     pub batch_size: usize,
-    /// How long the first request of a batch may wait for company.
+    /// How long a worker may wait for more requests.
     pub max_batch_delay: Duration,
     /// How long one batch may run.
     pub response_timeout: Duration,
@@ -109,6 +121,119 @@ pub struct ModelLimits {
     pub max_retry_timeout: Duration,
     /// How long a client waits for an answer; `None` means for ever.
     pub client_timeout: Option<Duration>,
+}
+
+/// How the requests of one model version are put in order and into batches
+/// (*batching-and-scheduling* 15.2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scheduling {
+    /// When a worker waits for company.
+    pub gather: Gather,
+    /// Sizes that the model likes, ascending; usually none.
+    pub preferred_batch_sizes: Vec<usize>,
+    /// Answers leave in the order of arrival.
+    pub preserve_ordering: bool,
+    /// The queue's levels, the most urgent first; at least one.
+    pub levels: Vec<LevelPolicy>,
+    /// The level, from 0, of requests that name none.
+    pub default_level: usize,
+    /// A request header: requests with different values of it never share a batch.
+    pub group_header: Option<String>,
+    /// Requests that would be answered later than this are refused at once.
+    pub latency_goal: Option<Duration>,
+    /// What a batch needs of the server's resources while it runs.
+    pub resources: Vec<ResourceDemand>,
+    /// A request is only taken while a worker is idle (*torchserve-contract* 9.5).
+    pub job_ticket: bool,
+    /// Requests belong to sequences (*torchserve-contract* 9.4).
+    pub sequences: Option<SequencePolicy>,
+}
+
+impl Default for Scheduling {
+    fn default() -> Self {
+        Self {
+            gather: Gather::Auto,
+            preferred_batch_sizes: Vec::new(),
+            preserve_ordering: false,
+            levels: vec![LevelPolicy::default()],
+            default_level: 0,
+            group_header: None,
+            latency_goal: None,
+            resources: Vec::new(),
+            job_ticket: false,
+            sequences: None,
+        }
+    }
+}
+
+/// What holds for the requests of one level of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LevelPolicy {
+    /// How long a request may wait for a worker; `None` means for ever.
+    pub timeout: Option<Duration>,
+    /// What happens then.
+    pub timeout_action: TimeoutAction,
+    /// A request may ask for a shorter time.
+    pub allow_timeout_override: bool,
+    /// Requests of this level that may wait at once; `None` leaves it to the whole queue's limit.
+    pub capacity: Option<usize>,
+}
+
+impl Default for LevelPolicy {
+    fn default() -> Self {
+        Self {
+            timeout: None,
+            timeout_action: TimeoutAction::Reject,
+            allow_timeout_override: true,
+            capacity: None,
+        }
+    }
+}
+
+named! {
+    /// What happens to a request that waited too long.
+    TimeoutAction, "timeout action", "`REJECT`, `DELAY`" {
+        /// It is answered with an error.
+        Reject = "REJECT",
+        /// It goes behind all others of its level.
+        Delay = "DELAY",
+    }
+}
+
+/// A named resource that batches share, and how much of it one batch needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceDemand {
+    /// The resource.
+    pub name: String,
+    /// Units of it.
+    pub count: usize,
+}
+
+named! {
+    /// Which worker runs a request of a sequence.
+    SequenceStrategy, "sequence strategy", "`direct`, `oldest`" {
+        /// Always the one that ran the first: the state may lie in the worker.
+        Direct = "direct",
+        /// Any: the state is found by the sequence's id.
+        Oldest = "oldest",
+    }
+}
+
+/// How sequences are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequencePolicy {
+    /// Which worker runs them.
+    pub strategy: SequenceStrategy,
+    /// A sequence without a request for this long is over.
+    pub max_idle: Duration,
+    /// A sequence that began this long ago is over.
+    pub timeout: Option<Duration>,
+    /// Sequences at once.
+    pub max_sequences: usize,
+    /// Sequences that may wait for one of these to end.
+    pub max_waiting_sequences: usize,
+    /// Requests of one sequence that may wait.
+    pub max_queued: usize,
 }
 
 #[cfg(test)]

@@ -75,6 +75,14 @@ pub(crate) enum RestError {
         /// The parser's words.
         reason: String,
     },
+    /// A header that has to be a number.
+    #[error("the header `{name}` is `{value}`, which is not a whole number")]
+    BadHeader {
+        /// Its name.
+        name: &'static str,
+        /// As sent.
+        value: String,
+    },
     /// A parameter that has to be there.
     #[error("Parameter {name} is required.")]
     MissingParameter {
@@ -153,6 +161,7 @@ impl Classify for RestError {
             | Self::BadForm { .. }
             | Self::TooManyParts { .. }
             | Self::BadJson { .. }
+            | Self::BadHeader { .. }
             | Self::MissingParameter { .. }
             | Self::BadRuntime { .. }
             | Self::BadId(_)

@@ -71,9 +71,15 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
         message,
     };
     let mut response = json(row.status, &body);
-    if let RestError::Serving(ServingError::Refused { reason, .. }) = error {
+    if let RestError::Serving(ServingError::Refused {
+        reason,
+        retry_after,
+        ..
+    }) = error
+    {
         let headers = response.headers_mut();
-        headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let seconds = retry_after.as_millis().div_ceil(1000).max(1);
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds as u64));
         let name = HeaderName::from_static("x-refusal-reason");
         headers.insert(name, HeaderValue::from_static(reason.as_str()));
     }
@@ -308,10 +314,11 @@ mod tests {
             model: ModelName::new("m").unwrap(),
             version: None,
             reason: Refusal::QueueFull,
+            retry_after: std::time::Duration::from_millis(2100),
         };
         let response = failure(&error.into(), &RequestId::random());
         assert_eq!(response.status().as_u16(), 503);
-        assert_eq!(response.headers().get(RETRY_AFTER).unwrap(), "1");
+        assert_eq!(response.headers().get(RETRY_AFTER).unwrap(), "3");
         assert_eq!(
             response.headers().get("x-refusal-reason").unwrap(),
             "queue-full"

@@ -71,6 +71,13 @@ pub(crate) enum Route<'p> {
         /// The version, or `all`.
         version: Option<&'p str>,
     },
+    /// Explain how batches come about.
+    Batching {
+        /// The model.
+        model: &'p str,
+        /// The version.
+        version: Option<&'p str>,
+    },
     /// Change the number of workers.
     Scale {
         /// The model.
@@ -112,6 +119,7 @@ impl Route<'_> {
             Self::Ping | Self::Predict(_) => Action::Infer,
             Self::List
             | Self::Describe { .. }
+            | Self::Batching { .. }
             | Self::Scale { .. }
             | Self::SetDefault { .. }
             | Self::Ready { .. } => Action::Manage,
@@ -229,6 +237,14 @@ fn management<'p>(method: &Method, path: &'p str) -> Option<Result<Route<'p>, Re
         ("models", None, ..) => match *method {
             Method::GET => Ok(Route::List),
             Method::POST => Ok(Route::Register),
+            _ => Err(RestError::NotAllowed),
+        },
+        ("models", Some(model), Some("batching"), None, _) if *method == Method::GET => {
+            let version = None;
+            Ok(Route::Batching { model, version })
+        }
+        ("models", Some(model), version @ Some(_), Some("batching"), None) => match *method {
+            Method::GET => Ok(Route::Batching { model, version }),
             _ => Err(RestError::NotAllowed),
         },
         ("models", Some(model), version, None, _) => match *method {
@@ -357,6 +373,22 @@ mod tests {
                 Route::Describe {
                     model: "m",
                     version: Some("all"),
+                },
+            ),
+            (
+                Method::GET,
+                "/models/m/batching",
+                Route::Batching {
+                    model: "m",
+                    version: None,
+                },
+            ),
+            (
+                Method::GET,
+                "/models/m/2/batching",
+                Route::Batching {
+                    model: "m",
+                    version: Some("2"),
                 },
             ),
             (

@@ -141,7 +141,6 @@ const NO_TLS: &str = "TLS is not served yet";
 const NO_SNAPSHOTS: &str = "snapshots are neither written nor read yet";
 const NO_JVM: &str = "this server has no Java virtual machine";
 const NO_GPU: &str = "accelerators are not assigned by the server yet";
-const NO_SEQUENCES: &str = "sequence batching is not served yet";
 const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
 const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
 
@@ -178,6 +177,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("limit_max_image_pixels", Kind::Flag, "true", "Keep Pillow's limit on the size of images.").environment(),
     key("allowed_urls", Kind::Patterns, "file://.*|http(s)?://.*", "URLs that models may be fetched from: regular expressions, full match, letter case ignored. The environment variable needs `use_env_allowed_urls`.").environment(),
     key("install_py_dep_per_model", Kind::Flag, "false", "Install the packages that an archive asks for.").environment().without_effect("packages of an archive are not installed yet"),
+    key("batch_gather", Kind::Choice(&["auto", "fixed", "strict"]), "auto", "When an idle worker waits for a fuller batch. `auto`: only where experience says that more requests come and are worth the wait, at most `maxBatchDelay`; `fixed`: for all of `maxBatchDelay` from the arrival of the oldest request; `strict`: for all of it from when the worker looks, as TorchServe.").environment().ours(),
+    key("rate_limit_resources", Kind::Text, "", "Resources that models share, as `name:count` between commas. A model names what each of its batches needs in `rate_limiter`; a resource that is not listed has the size of the largest single demand.").environment().ours(),
     key("worker_isolation", Kind::Choice(&["process", "thread"]), "", "`process`: a host process for each worker; `thread`: the workers of a model version share one. Unset, the kind of model decides.").environment().ours(),
     key("python", Kind::Path, "", "Python interpreter of the handlers; unset, one is looked for in the environment."),
     key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
@@ -220,9 +221,9 @@ pub(crate) const KEYS: &[Key] = &[
     key("number_of_gpu", Kind::Text, "", "Accelerators to use.").environment().without_effect(NO_GPU),
     key("prefer_direct_buffer", Kind::Flag, "false", "Hint for Java's allocator.").environment().without_effect(NO_JVM),
     key("ts_open_inference_protocol", Kind::Flag, "false", "Serve the open inference protocol.").environment().without_effect("the open inference protocol is not served yet"),
-    key("ts_header_key_sequence_id", Kind::Text, "ts_request_sequence_id", "Header with the sequence id.").environment().without_effect(NO_SEQUENCES),
-    key("ts_header_key_sequence_start", Kind::Text, "ts_request_sequence_start", "Header that starts a sequence.").environment().without_effect(NO_SEQUENCES),
-    key("ts_header_key_sequence_end", Kind::Text, "ts_request_sequence_end", "Header that ends a sequence.").environment().without_effect(NO_SEQUENCES),
+    key("ts_header_key_sequence_id", Kind::Text, "ts_request_sequence_id", "Header with the sequence id.").environment(),
+    key("ts_header_key_sequence_start", Kind::Text, "ts_request_sequence_start", "Header that starts a sequence.").environment(),
+    key("ts_header_key_sequence_end", Kind::Text, "ts_request_sequence_end", "Header that ends a sequence.").environment(),
     key("initial_worker_port", count(0, 65_535), "9000", "Id of the first worker.").environment().without_effect("workers have no port; ids start at 9000"),
     key("initial_distribution_port", count(0, 65_535), "29500", "First port of parallel workers.").environment().without_effect("models that span processes are not served yet"),
     key("ipex_enable", Kind::Flag, "false", "Intel's extension for PyTorch.").environment().without_effect("a handler imports the extension itself"),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
 use ts_archive::UnpackLimits;
-use ts_serving::{HostConfig, ModelDefaults, ServingConfig};
-use ts_types::Isolation;
+use ts_serving::{HostConfig, ModelDefaults, SequenceHeaders, ServingConfig};
+use ts_types::{Gather, Isolation, ResourceDemand};
 
 use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, Kind, Raw, Written, find};
@@ -61,6 +61,8 @@ pub(crate) struct Settings {
     defaults: ModelDefaults,
     per_model: PerModel,
     hosts: HostConfig,
+    resources: Vec<ResourceDemand>,
+    sequence_headers: SequenceHeaders,
 }
 
 impl Settings {
@@ -75,6 +77,8 @@ impl Settings {
             defaults: self.defaults.clone(),
             per_model: self.per_model.clone(),
             hosts: self.hosts.clone(),
+            resources: self.resources.clone(),
+            sequence_headers: self.sequence_headers.clone(),
         }
     }
 }
@@ -187,6 +191,17 @@ impl Reader<'_> {
         })
     }
 
+    /// The name of a header, in lower case as requests have it.
+    fn header_name(&mut self, name: &'static str) -> String {
+        self.value(name, |text| {
+            let text = text.trim();
+            let parsed = actix_web::http::header::HeaderName::from_str(text);
+            parsed
+                .map(|name| name.as_str().to_owned())
+                .map_err(|_| format!("`{text}` is not the name of a header"))
+        })
+    }
+
     fn address(&mut self, name: &'static str, default_port: u16) -> Option<Address> {
         self.value(name, |text| {
             Address::parse(text.trim(), default_port).map(Some)
@@ -294,6 +309,16 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         isolation: reader
             .choice("worker_isolation", &["process", "thread"])
             .and_then(|name| Isolation::from_str(&name).ok()),
+        gather: reader
+            .choice("batch_gather", &["auto", "fixed", "strict"])
+            .and_then(|name| Gather::from_str(&name).ok())
+            .unwrap_or(Gather::Auto),
+    };
+    let resources = reader.value("rate_limit_resources", parse_resources);
+    let sequence_headers = SequenceHeaders {
+        id: reader.header_name("ts_header_key_sequence_id"),
+        start: reader.header_name("ts_header_key_sequence_start"),
+        end: reader.header_name("ts_header_key_sequence_end"),
     };
     let per_model = reader.value("models", parse_overrides);
     let hosts = HostConfig {
@@ -338,7 +363,32 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         defaults,
         per_model,
         hosts,
+        resources,
+        sequence_headers,
     })
+}
+
+/// `name:count` between commas.
+fn parse_resources(text: &str) -> Result<Vec<ResourceDemand>, String> {
+    let entries = text
+        .split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty());
+    entries
+        .map(|entry| {
+            let (name, count) = entry.rsplit_once(':').unwrap_or((entry, ""));
+            let count = count.trim().parse().ok().filter(|count| *count > 0);
+            match (name.trim(), count) {
+                (name, Some(count)) if !name.is_empty() => Ok(ResourceDemand {
+                    name: name.to_owned(),
+                    count,
+                }),
+                _ => Err(format!(
+                    "`{entry}` is not a name and a count above zero, as `gpu_memory:2`"
+                )),
+            }
+        })
+        .collect()
 }
 
 fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {

@@ -26,6 +26,7 @@ use crate::pool::hosts::{Host, HostLease, HostStartError};
 use crate::pool::logs::ModelLog;
 use crate::pool::restart::{Failures, Restart};
 use crate::pool::{Phase, PoolSpec, SlotStatus};
+use crate::queue::{Batch, Taken};
 use crate::spec::intra_op_threads;
 
 /// Room for what travels beside the bodies of a batch.
@@ -33,6 +34,9 @@ const REPLY_SLACK_BYTES: u64 = 1 << 20;
 
 /// How long the end of a process may take to show after its channel has closed.
 const EXIT_SHOWS_WITHIN: Duration = Duration::from_millis(300);
+
+/// A batch that would run longer is not run only to see how long it takes.
+const LONGEST_TRIAL: Duration = Duration::from_secs(1);
 
 /// How a slot is told to end.
 pub(crate) struct SlotControl {
@@ -185,6 +189,7 @@ impl Dispatcher {
                 end
             });
             self.control.set_host(None);
+            self.spec.queue.worker_lost(self.id);
             let failure = match end {
                 Ok(End::Asked) => break,
                 Ok(End::Lost(failure)) | Err(failure) => failure,
@@ -352,6 +357,41 @@ impl Dispatcher {
                 permanent: false,
             });
         }
+        self.learn_cost(channel, deadline)
+            .map_err(|error| match error {
+                WireError::TimedOut => self.timed_out("while it warmed up", limit),
+                error => self.lost(host, &error, "while it warmed up", limit),
+            })
+    }
+
+    /// Times batches of several sizes, so that the queue knows from the first request on what
+    /// company is worth. A handler that cannot run one of them is as ready as without.
+    fn learn_cost(
+        &self,
+        channel: &mut Channel,
+        deadline: Option<Instant>,
+    ) -> Result<(), WireError> {
+        let queue = &self.spec.queue;
+        if queue.knows_cost() {
+            return Ok(());
+        }
+        let size = self.spec.load.batch_size as usize;
+        for batch in self.spec.warm_up.batches(&self.spec.model, size) {
+            let count = batch.len();
+            let expected = queue.expected(count).unwrap_or_default();
+            if expected > LONGEST_TRIAL {
+                break;
+            }
+            let now = Instant::now();
+            let jobs: Vec<Job> = batch.into_iter().map(|one| Job::new(one, now).0).collect();
+            hand_over(channel, &jobs)?;
+            let incoming = channel.receive(deadline)?;
+            let (replies, _) = finished(&incoming, count)?;
+            if replies.iter().any(Result::is_err) {
+                break;
+            }
+            queue.note(count, now.elapsed());
+        }
         Ok(())
     }
 
@@ -426,8 +466,8 @@ impl Dispatcher {
     fn serve(&self, worker: &mut Worker, unsuccessful: &mut u32) -> End {
         let queue = &self.spec.queue;
         loop {
-            let taken = queue.take(|| self.control.stopping() || !worker.host.is_alive());
-            let Some(jobs) = taken else {
+            let stop = || self.control.stopping() || !worker.host.is_alive();
+            let Taken::Batch(Batch { jobs, running }) = queue.take(self.id, stop, None) else {
                 if self.ending() {
                     return End::Asked;
                 }
@@ -474,6 +514,7 @@ impl Dispatcher {
             match read {
                 Ok((replies, events)) => {
                     *unsuccessful = 0;
+                    running.took(backend_time);
                     answer(jobs, replies, handed_over);
                     self.spec
                         .surroundings

@@ -17,19 +17,24 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::try_join_all;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
-use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Version};
+use ts_types::{
+    DeviceType, Isolation, ModelLimits, ModelName, ResourceDemand, Scheduling, Version,
+};
 use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 
 use crate::batch::BatchPolicy;
 use crate::config::HostConfig;
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
+use crate::job::Job;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
+use crate::order::Order;
 use crate::pool::dispatcher::{Dispatcher, SlotControl};
 use crate::pool::hosts::HostLease;
 use crate::pool::python::PythonError;
-use crate::queue::Queue;
+use crate::queue::{Queue, QueueRules};
+use crate::resources::Resources;
 use crate::spec::ResolvedModel;
 use crate::warmup::WarmUp;
 
@@ -40,14 +45,16 @@ const FIRST_WORKER_ID: u32 = 9000;
 pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
     pub(crate) handler_metrics: HandlerMetrics,
+    pub(crate) resources: Arc<Resources>,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
 }
 
 impl Surroundings {
-    pub(crate) fn new(hosts: HostConfig) -> Self {
+    pub(crate) fn new(hosts: HostConfig, resources: &[ResourceDemand]) -> Self {
         Self {
             hosts,
+            resources: Arc::new(Resources::new(resources)),
             handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),
@@ -78,7 +85,10 @@ pub(crate) struct PoolSpec {
     pub(crate) limits: RwLock<ModelLimits>,
     /// Copied out of the limits: every request reads it.
     pub(crate) client_timeout: Option<Duration>,
-    pub(crate) queue: Queue,
+    pub(crate) scheduling: Scheduling,
+    /// Where answers leave in order of arrival.
+    pub(crate) order: Option<Arc<Order>>,
+    pub(crate) queue: Arc<Queue>,
     pub(crate) metrics: ModelMetrics,
     pub(crate) surroundings: Arc<Surroundings>,
     /// Under thread isolation, the host that all workers share; it ends with the last of them.
@@ -93,14 +103,27 @@ impl PoolSpec {
             isolation,
             device_type,
             limits,
+            scheduling,
             load,
             warm_up,
             ..
         } = resolved;
-        let policy = BatchPolicy {
-            size: limits.batch_size,
-            delay: limits.max_batch_delay,
+        let rules = QueueRules {
+            batch: BatchPolicy {
+                size: limits.batch_size,
+                delay: limits.max_batch_delay,
+                gather: scheduling.gather,
+                preferred: scheduling.preferred_batch_sizes.clone(),
+            },
+            capacity: limits.job_queue_size,
+            levels: scheduling.levels.clone(),
+            job_ticket: scheduling.job_ticket,
+            latency_goal: scheduling.latency_goal,
+            sequences: scheduling.sequences,
+            resources: scheduling.resources.clone(),
         };
+        let queue = Queue::new(rules, Arc::clone(&surroundings.resources));
+        queue.spread_over(limits.min_workers);
         Self {
             metrics: ModelMetrics::new(&name, &version),
             model: name,
@@ -110,7 +133,9 @@ impl PoolSpec {
             needs_python: load.backend == BackendKind::Python,
             load,
             warm_up,
-            queue: Queue::new(policy, limits.job_queue_size),
+            queue: Arc::new(queue),
+            order: scheduling.preserve_ordering.then(Arc::default),
+            scheduling,
             client_timeout: limits.client_timeout,
             limits: RwLock::new(limits),
             surroundings,
@@ -191,6 +216,7 @@ impl Pool {
             limits.min_workers = min;
             limits.max_workers = max;
         }
+        self.spec.queue.spread_over(min);
         let mut stopping = Vec::new();
         slots.retain(|slot| slot.status.borrow().phase != Phase::GivenUp);
         while slots.len() > max
@@ -289,11 +315,8 @@ impl Pool {
 
     /// Answers everything that waits: there is no worker to run it.
     pub(crate) fn refuse_waiting(&self) {
-        self.spec.queue.fail_waiting(|job| ServingError::Refused {
-            model: job.request.model.clone(),
-            version: job.request.version.clone(),
-            reason: Refusal::NoWorker,
-        });
+        let refusal = |job: &Job| job.refusal(Refusal::NoWorker, Duration::ZERO);
+        self.spec.queue.fail_waiting(refusal);
     }
 
     /// Whether no worker is left or on its way.

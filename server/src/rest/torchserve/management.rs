@@ -10,7 +10,7 @@ use ts_serving::{
     Description, Registration, Scaled, Scaling, ServingError, Which, WorkerDescription,
 };
 use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, RequestId, RequestKind};
-use ts_types::{Isolation, Runtime, Version};
+use ts_types::{Isolation, Runtime, Urgency, Version};
 
 use crate::auth::TokenKind;
 use crate::rest::query::Parameters;
@@ -357,6 +357,7 @@ async fn own_description(
         kind: RequestKind::Describe,
         parts: vec![empty],
         headers: vec![("describe".to_owned(), "True".to_owned())],
+        urgency: Urgency::default(),
     };
     edge.inference
         .infer(request)
@@ -395,9 +396,9 @@ struct Described {
     use_venv: bool,
     stateful: bool,
     #[serde(rename = "sequenceMaxIdleMSec")]
-    sequence_max_idle_msec: usize,
+    sequence_max_idle_msec: u128,
     #[serde(rename = "sequenceTimeoutMSec")]
-    sequence_timeout_msec: usize,
+    sequence_timeout_msec: u128,
     max_num_sequence: usize,
     max_sequence_job_queue_size: usize,
     loaded_at_startup: bool,
@@ -433,6 +434,9 @@ struct QueueStatus {
 impl Described {
     fn of(version: &Description) -> Self {
         let limits = &version.limits;
+        let scheduling = &version.scheduling;
+        let sequences = scheduling.sequences.as_ref();
+        let millis = |limit: Option<Duration>| limit.unwrap_or_default().as_millis();
         Self {
             model_name: version.model.clone(),
             model_version: version.version.clone(),
@@ -454,13 +458,13 @@ impl Described {
                 .unwrap_or_default(),
             device_ids: version.device_ids.clone(),
             continuous_batching: false,
-            use_job_ticket: false,
+            use_job_ticket: scheduling.job_ticket,
             use_venv: false,
-            stateful: false,
-            sequence_max_idle_msec: 0,
-            sequence_timeout_msec: 0,
-            max_num_sequence: 0,
-            max_sequence_job_queue_size: 0,
+            stateful: sequences.is_some(),
+            sequence_max_idle_msec: millis(sequences.map(|policy| policy.max_idle)),
+            sequence_timeout_msec: millis(sequences.and_then(|policy| policy.timeout)),
+            max_num_sequence: sequences.map_or(0, |policy| policy.max_sequences),
+            max_sequence_job_queue_size: sequences.map_or(0, |policy| policy.max_queued),
             loaded_at_startup: version.loaded_at_startup,
             worker_isolation: version.isolation,
             workers: version.workers.iter().map(DescribedWorker::of).collect(),

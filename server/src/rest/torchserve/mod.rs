@@ -1,5 +1,6 @@
 //! TorchServe's REST dialect: each endpoint decodes, calls the core, encodes.
 
+mod batching;
 mod management;
 mod metrics;
 mod ping;
@@ -28,6 +29,7 @@ pub(super) async fn answer(
         Route::Describe { model, version } => {
             management::describe(edge, request, id, model, version).await
         }
+        Route::Batching { model, version } => batching::batching(edge, model, version),
         Route::Scale { model, version } => management::scale(edge, request, model, version).await,
         Route::SetDefault { model, version } => management::set_default(edge, model, version),
         Route::Unregister { model, version } => management::unregister(edge, model, version).await,

@@ -1,7 +1,10 @@
 //! Predictions and explanations (*torchserve-contract* 4.3–4.6).
 
+use std::str::FromStr;
+use std::time::Duration;
+
 use actix_web::{HttpRequest, HttpResponse, web};
-use ts_types::{Headers, InferRequest, ModelName, Part, RequestId, RequestKind, Version};
+use ts_types::{Headers, InferRequest, ModelName, Part, RequestId, RequestKind, Urgency, Version};
 
 use crate::rest::body::{Fields, Limits};
 use crate::rest::query::Parameters;
@@ -9,7 +12,19 @@ use crate::rest::routes::{Predict, Told};
 use crate::rest::{Edge, RestError, body, respond};
 
 /// Names that tell the handler what the server decided. A client's own are dropped.
-const RESERVED: &[&str] = &["describe", "explain", "ts_stream_next", "url_path"];
+const RESERVED: &[&str] = &[
+    "describe",
+    "explain",
+    "ts_request_sequence_row",
+    "ts_stream_next",
+    "url_path",
+];
+
+/// How urgent a request is: a level of the model's queue, 1 being the most urgent.
+const PRIORITY: &str = "x-priority";
+
+/// How long a client waits for its answer, in milliseconds.
+const TIMEOUT: &str = "x-request-timeout-ms";
 
 /// Runs a model.
 pub(super) async fn predict(
@@ -22,6 +37,7 @@ pub(super) async fn predict(
     // Names are checked before the body is read: a wrong one costs nothing.
     let named = route.model.map(ModelName::new).transpose()?;
     let version = route.version.map(Version::new).transpose()?;
+    let urgency = urgency(request)?;
     let bytes = body::collect(request, payload, edge.limits).await?;
     let mut parts = body::parts(body::content_type(request), bytes, edge.limits).await?;
     let mut headers = client_headers(request);
@@ -64,8 +80,34 @@ pub(super) async fn predict(
         kind,
         parts,
         headers,
+        urgency,
     };
     respond::reply(edge.inference.infer(request).await?)
+}
+
+fn urgency(request: &HttpRequest) -> Result<Urgency, RestError> {
+    let timeout: Option<u64> = number(request, TIMEOUT)?;
+    Ok(Urgency {
+        priority: number(request, PRIORITY)?.unwrap_or(0),
+        timeout: timeout
+            .filter(|millis| *millis > 0)
+            .map(Duration::from_millis),
+    })
+}
+
+/// A header's value as a whole number.
+fn number<T: FromStr>(request: &HttpRequest, name: &'static str) -> Result<Option<T>, RestError> {
+    let Some(value) = request.headers().get(name) else {
+        return Ok(None);
+    };
+    let number = value
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    number.map(Some).ok_or_else(|| RestError::BadHeader {
+        name,
+        value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+    })
 }
 
 /// The model that a request names outside its path, else the only one loaded at start.
