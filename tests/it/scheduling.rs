@@ -42,9 +42,7 @@ fn batching(server: &Running) -> serde_json::Value {
 fn occupied<'s>(scope: &'s std::thread::Scope<'s, '_>, server: &'s Running) {
     let request = predict(server, "first");
     scope.spawn(move || request.send().expect(200));
-    server.wait_until("the worker is busy", || {
-        batching(server)["runningRequests"] == 1
-    });
+    server.wait_until("the worker is busy", || batching(server)["batches"] == 1);
 }
 
 #[test]
