@@ -4,13 +4,16 @@
 #![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
 
 mod archives;
+mod asynchronous;
 mod batching;
+mod continuous;
 mod hosts;
 mod management;
 mod metrics;
 mod predict;
 mod settings;
 mod shutdown;
+mod streaming;
 
 /// A server that has not been started; one per test, nothing is shared.
 fn server() -> ts_test::Server {

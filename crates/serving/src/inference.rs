@@ -1,15 +1,20 @@
 //! The one way to run a model: resolve, admit, enqueue, await, measure. Every dialect calls this.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use ts_types::{InferRequest, Reply, RequestKind};
+use bytes::Bytes;
+use futures_util::Stream;
+use ts_types::{InferRequest, Reply, RequestId, RequestKind, with_causes};
 
 use crate::Core;
 use crate::error::{Refusal, ServingError};
 use crate::job::Job;
 use crate::pool::PoolSpec;
 use crate::queue::NotQueued;
+use crate::stream::StreamReader;
 
 /// How often a request looks for its model again when the version it found was being removed.
 const RESOLVE_ATTEMPTS: usize = 3;
@@ -25,12 +30,13 @@ impl InferenceService {
     }
 
     /// Runs one request on the model and version that it names. Dropping the future gives the
-    /// request up: it is skipped if it has not been handed to a worker.
+    /// request up: it is skipped if it has not been handed to a worker. So does dropping the parts
+    /// of a reply that has begun.
     ///
     /// # Errors
     /// [`ServingError`]: unknown model or version, a request that is not taken, a batch that
     /// failed, a worker that was lost, an answer that came too late.
-    pub async fn infer(&self, request: InferRequest) -> Result<Reply, ServingError> {
+    pub async fn infer(&self, request: InferRequest) -> Result<Answer, ServingError> {
         let arrived = Instant::now();
         let version_named = request.version.is_some();
         let mut request = request;
@@ -48,6 +54,7 @@ impl InferenceService {
             if without_workers() {
                 return Err(refused(&request, Refusal::NoWorker));
             }
+            let id = request.id.clone();
             let (job, answered) = Job::new(request, arrived);
             match found.pool.spec().queue.push(job) {
                 Ok(()) => {
@@ -59,7 +66,7 @@ impl InferenceService {
                     // Without the version itself, whose last user deletes its folder.
                     let spec = Arc::clone(found.pool.spec());
                     drop(found);
-                    return await_answer(&spec, answered, arrived, version_named).await;
+                    return await_answer(&spec, answered, id, arrived, version_named).await;
                 }
                 Err(NotQueued::Full(job)) => {
                     return Err(refused(&job.request, Refusal::QueueFull));
@@ -91,11 +98,12 @@ fn refused(request: &InferRequest, reason: Refusal) -> ServingError {
 }
 
 async fn await_answer(
-    spec: &PoolSpec,
+    spec: &Arc<PoolSpec>,
     answered: crate::job::Answered,
+    id: RequestId,
     arrived: Instant,
     version_named: bool,
-) -> Result<Reply, ServingError> {
+) -> Result<Answer, ServingError> {
     let limit = spec.client_timeout;
     let outcome = match limit {
         None => answered.await,
@@ -109,7 +117,71 @@ async fn await_answer(
     let answer = outcome.unwrap_or(Err(ServingError::WorkerDied {
         out_of_memory: false,
     }))?;
-    spec.metrics
-        .answered(version_named, arrived.elapsed(), answer.queue_time);
-    Ok(answer.reply)
+    let queue_time = answer.queue_time;
+    let Some(reader) = answer.more else {
+        spec.metrics
+            .answered(version_named, arrived.elapsed(), queue_time);
+        return Ok(Answer {
+            reply: answer.reply,
+            more: None,
+        });
+    };
+    Ok(Answer {
+        reply: answer.reply,
+        more: Some(Parts {
+            reader,
+            spec: Arc::clone(spec),
+            id,
+            arrived,
+            version_named,
+            queue_time,
+            ended: false,
+        }),
+    })
+}
+
+/// What came of a request.
+pub struct Answer {
+    /// The reply, or the first part of it.
+    pub reply: Reply,
+    /// The bodies of the parts that follow, of a reply in parts.
+    pub more: Option<Parts>,
+}
+
+/// The bodies of the parts of a reply after its first. Dropping it gives the request up. An error
+/// is the last item: the reply is not whole, and the caller has to be told.
+pub struct Parts {
+    reader: StreamReader,
+    spec: Arc<PoolSpec>,
+    id: RequestId,
+    arrived: Instant,
+    version_named: bool,
+    queue_time: Duration,
+    ended: bool,
+}
+
+impl Stream for Parts {
+    type Item = Result<Bytes, ServingError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let polled = self.reader.poll_part(context);
+        let metrics = &self.spec.metrics;
+        match &polled {
+            Poll::Ready(Some(Err(error))) => {
+                tracing::warn!(
+                    request = %self.id,
+                    reason = with_causes(error),
+                    "a reply in parts was broken off"
+                );
+                metrics.stream_broken();
+                self.ended = true;
+            }
+            Poll::Ready(None) if !self.ended => {
+                metrics.answered(self.version_named, self.arrived.elapsed(), self.queue_time);
+                self.ended = true;
+            }
+            Poll::Pending | Poll::Ready(_) => {}
+        }
+        polled
+    }
 }

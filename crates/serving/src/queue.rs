@@ -121,6 +121,21 @@ impl Queue {
         }
     }
 
+    /// Takes up to `max` jobs of a kind that wait, without waiting for company.
+    pub(crate) fn try_take(&self, max: usize, kind: RequestKind) -> Vec<Job> {
+        let mut state = self.state.lock();
+        let group = state.group(kind);
+        let mut jobs = Vec::new();
+        while jobs.len() < max
+            && let Some(job) = group.pop_front()
+        {
+            if !job.is_abandoned() {
+                jobs.push(job);
+            }
+        }
+        jobs
+    }
+
     /// Makes every waiting worker look at its stop condition again.
     pub(crate) fn wake_all(&self) {
         // The lock orders this after the check of a worker that is about to wait.

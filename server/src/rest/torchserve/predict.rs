@@ -65,7 +65,7 @@ pub(super) async fn predict(
         parts,
         headers,
     };
-    respond::reply(edge.inference.infer(request).await?)
+    respond::answer(edge.inference.infer(request).await?)
 }
 
 /// The model that a request names outside its path, else the only one loaded at start.

@@ -1,0 +1,1 @@
+//! Asynchronous communication with workers (*torchserve-contract* 9.7).
