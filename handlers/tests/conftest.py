@@ -49,6 +49,7 @@ def make_model(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "handler": handler,
             "gpu_id": None,
             "batch_size": 4,
+            "exchange": "batches",
             "service_envelope": None,
             "limit_max_image_pixels": True,
             "decode_input_request": True,

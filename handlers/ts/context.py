@@ -1,7 +1,16 @@
 """What a handler learns of its model and its requests, and how it shapes its replies."""
 
-from typing import Any
+import copy
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from ts._runtime.output import Output
+
+# Says whether more parts of a reply follow.
+STREAM_NEXT = "ts_stream_next"
+
+# (status, reason, headers) of a reply.
+Head = tuple[int, str, list[tuple[str, str]]]
 # (name, content type, value) of one field of a body.
 Part = tuple[str, str, bytearray]
 # (request id, headers, parts) of one request, as the server hands it over.
@@ -61,7 +70,7 @@ class RequestProcessor:
         """One header set so far, or None."""
         return self._response_header.get(key)
 
-    def reply_head(self) -> tuple[int, str, list[tuple[str, str]]]:
+    def reply_head(self) -> Head:
         """Status, reason and headers as the server takes them; numbers become text."""
         code = int(self._status_code)
         if not 100 <= code <= 999:
@@ -99,9 +108,15 @@ class Context:
         self.metrics = metrics
         self.stopping_criteria: Any = None
         self.cl_socket: Any = None
+        # Continuous batching: what each request keeps between steps, under its id.
+        self.cache: dict[str, Any] = {}
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
+        # The way to the server; None in a handler's own tests.
+        self.output: Output | None = None
+        self._streamed = False
+        self._warned_of_dropped_parts = False
         self._items: list[Item] | None = None
         self._request_ids: dict[int, str] | None = None
         self._request_processor: list[RequestProcessor] | None = None
@@ -114,6 +129,49 @@ class Context:
         self._items = items
         self._request_ids = None
         self._request_processor = None
+        self._streamed = False
+        self._warned_of_dropped_parts = False
+
+    def part_head(self, idx: int, request_id: str) -> Head:
+        """Called by the server for a part of a reply that is not the last."""
+        if self.get_request_id(idx) != request_id:
+            # Of no request that runs.
+            return 200, "", []
+        self._streamed = True
+        processor = self.request_processor[idx]
+        processor.add_response_property(STREAM_NEXT, "true")
+        return processor.reply_head()
+
+    def end_parts(self) -> None:
+        """Called by the server before the last parts."""
+        if self._streamed:
+            for processor in self.request_processor:
+                if processor.get_response_header(STREAM_NEXT) == "true":
+                    processor.add_response_property(STREAM_NEXT, "false")
+
+    def warn_of_dropped_parts(self) -> bool:
+        """Called by the server: True once in a batch."""
+        warn = not self._warned_of_dropped_parts
+        self._warned_of_dropped_parts = True
+        return warn
+
+    def of_one_request(self) -> "Context":
+        """Called by the server for a request that runs beside others: attributes are shared."""
+        own = copy.copy(self)
+        own.metrics = copy.copy(self.metrics)
+        return own
+
+    def has_left(self, idx: int = 0) -> bool:
+        """Whether the caller of a request has left, so that nobody waits for its reply."""
+        request_id = self.get_request_id(idx)
+        return (
+            self.output is not None and request_id is not None and self.output.has_left(request_id)
+        )
+
+    def all_have_left(self) -> bool:
+        """Whether the callers of all requests of the batch have left."""
+        count = len(self.request_ids or {})
+        return count > 0 and all(self.has_left(idx) for idx in range(count))
 
     def used_processors(self) -> list[RequestProcessor] | None:
         """The processors of this batch if the handler touched any."""

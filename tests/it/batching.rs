@@ -141,3 +141,67 @@ fn several_workers_pull_from_one_queue() {
         started.elapsed()
     );
 }
+
+/// Eight requests at once, of which the ones named raise for their whole batch.
+fn with_bad_ones(server: &ts_test::Running, bad: &[usize], fault: &str) -> Vec<u16> {
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8)
+            .map(|number| {
+                let request = server
+                    .infer("POST", "/predictions/m")
+                    .body(number.to_string());
+                let request = if bad.contains(&number) {
+                    request.header("x-echo-fault", fault)
+                } else {
+                    request
+                };
+                scope.spawn(move || {
+                    let answer = request.send();
+                    assert!(answer.status != 200 || answer.text() == number.to_string());
+                    answer.status
+                })
+            })
+            .collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn only_the_request_that_a_handler_raises_on_fails() {
+    const FULL: &str = "batchSize: 8\nmaxBatchDelay: 20000\n";
+    for isolation in ["process", "thread"] {
+        let server = serving(&format!("workerIsolation: {isolation}\n{FULL}"));
+        for bad in [
+            &[0][..],
+            &[7],
+            &[3],
+            &[1, 2],
+            &[0, 1, 2, 3, 4, 5, 6, 7],
+            &[],
+        ] {
+            let statuses = with_bad_ones(&server, bad, "raise-batch");
+            for (number, status) in statuses.into_iter().enumerate() {
+                let expected = if bad.contains(&number) { 503 } else { 200 };
+                assert_eq!(
+                    status, expected,
+                    "{isolation}: request {number}, bad {bad:?}"
+                );
+            }
+        }
+        assert_eq!(server.describe("m")["workers"][0]["generation"], 1);
+    }
+    // The archive has the last word.
+    let server = serving(&format!("isolateBadRequests: false\n{FULL}"));
+    assert_eq!(with_bad_ones(&server, &[3], "raise-batch"), [503; 8]);
+    // A lost worker is not the handler's word on a request.
+    let server = serving(FULL);
+    assert_eq!(with_bad_ones(&server, &[3], "abort"), [500; 8]);
+}
+
+#[test]
+fn a_failed_item_is_no_reason_to_run_the_others_again() {
+    let server = serving("batchSize: 8\nmaxBatchDelay: 20000\n");
+    let mut expected = [200; 8];
+    expected[5] = 503;
+    assert_eq!(with_bad_ones(&server, &[5], "raise"), expected);
+}

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
 
 mod archives;
+mod asynchronous;
 mod batching;
+mod continuous;
 mod hosts;
 mod management;
 mod metrics;
@@ -12,6 +14,7 @@ mod predict;
 mod scheduling;
 mod settings;
 mod shutdown;
+mod streaming;
 
 /// A server that has not been started; one per test, nothing is shared.
 fn server() -> ts_test::Server {

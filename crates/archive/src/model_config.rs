@@ -71,6 +71,9 @@ pub struct ModelConfig {
     pub worker_isolation: Option<Isolation>,
     /// `nativeHandlers`: whether default handlers may run without Python. Ours, not TorchServe's.
     pub native_handlers: Option<bool>,
+    /// `isolateBadRequests`: whether a batch that its handler raised on is run again in halves. Ours,
+    /// not TorchServe's.
+    pub isolate_bad_requests: Option<bool>,
     /// Every other key, for the handler.
     pub other: Map<String, Value>,
     /// What was ignored or moved into its range, one sentence each.
@@ -203,6 +206,7 @@ impl ModelConfig {
             "useVenv" => self.use_venv = Some(boolean(&value)?),
             "workerIsolation" => self.worker_isolation = Some(named(&value)?),
             "nativeHandlers" => self.native_handlers = Some(boolean(&value)?),
+            "isolateBadRequests" => self.isolate_bad_requests = Some(boolean(&value)?),
             _ => drop(self.other.insert(key.to_owned(), value)),
         }
         Ok(())

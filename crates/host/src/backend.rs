@@ -1,21 +1,40 @@
 //! The one seam between a worker and what executes a model.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use ts_wire::frame::{LoadFailure, LoadModel, MetricKind, RunFailure};
+use ts_wire::frame::{LoadFailure, LoadModel, LoadedModel, MetricKind, RunFailure};
+
+use crate::Output;
 
 /// Runs batches. Owned by one worker thread and called by no other.
 pub trait Backend {
+    /// What the model says of itself.
+    fn describe(&self) -> LoadedModel;
+
     /// Runs one batch. Failures of the model are part of the result; a panic ends the worker.
     fn run(&mut self, batch: &Batch<'_>) -> BatchResult;
+
+    /// Starts one request and returns; [`Output::answer`] takes what comes of it. Called instead of
+    /// [`Backend::run`] under [`Exchange::Asynchronous`](ts_wire::frame::Exchange::Asynchronous).
+    fn start(&mut self, item: &BatchItem<'_>);
+
+    /// Breaks a request off that was started; it still has to be answered.
+    fn cancel(&mut self, request_id: &str);
 }
 
 /// Builds backends. Shared by the worker threads of a host.
 pub trait BackendFactory: Send + Sync {
-    /// Builds a backend inside the worker's own thread, where it stays.
+    /// Builds a backend inside the worker's own thread, where it stays. What it says before a batch
+    /// ends goes to `output`.
     ///
     /// # Errors
     /// [`LoadFailure`] says whether another try may help.
-    fn load(&self, model: &LoadModel) -> Result<Box<dyn Backend>, LoadFailure>;
+    fn load(
+        &self,
+        model: &LoadModel,
+        output: &Arc<Output>,
+    ) -> Result<Box<dyn Backend>, LoadFailure>;
 }
 
 /// The requests of one batch; texts and values are borrowed from the receive buffer.
@@ -26,7 +45,7 @@ pub struct Batch<'a> {
 }
 
 /// One request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct BatchItem<'a> {
     /// The server's id for it.
     pub request_id: &'a str,
@@ -46,7 +65,7 @@ pub struct BatchResult {
 }
 
 /// The answer to one request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Item {
     /// HTTP status.
     pub status: u16,

@@ -10,6 +10,7 @@ mod backend;
 mod echo;
 mod error;
 mod host;
+mod output;
 mod plugin;
 mod worker;
 
@@ -17,4 +18,5 @@ pub use backend::{Backend, BackendFactory, Batch, BatchItem, BatchResult, Item, 
 pub use echo::EchoFactory;
 pub use error::HostError;
 pub use host::{run, serve};
+pub use output::{Output, Sent};
 pub use plugin::{PLUGIN_ENTRY, PluginEntry, TORCH_VERSION};

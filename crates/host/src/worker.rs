@@ -5,13 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ts_types::with_causes;
-use ts_wire::frame::{
-    BatchDone, BatchOutcome, ItemOutcome, ItemReply, LoadModel, MetricEvent, RunBatch, RunFailure,
-    WorkerReply, WorkerRequest,
-};
-use ts_wire::{Channel, WireError};
+use ts_wire::frame::{Exchange, RunBatch, WorkerReply, WorkerRequest};
+use ts_wire::{Channel, Departed, WireError};
 
-use crate::{BackendFactory, Batch, BatchItem, BatchResult, HostError};
+use crate::{BackendFactory, Batch, BatchItem, HostError, Output};
 
 /// The server bounds every body before it queues it, so what it sends needs no second bound here.
 const MAX_BATCH_PAYLOAD_BYTES: u64 = u64::MAX >> 1;
@@ -29,8 +26,8 @@ pub(crate) fn spawn(
     factory: Arc<dyn BackendFactory>,
 ) -> Result<(), HostError> {
     let body = move || {
-        let mut channel = Channel::new(socket, MAX_BATCH_PAYLOAD_BYTES);
-        let ended = catch_unwind(AssertUnwindSafe(|| work(&mut channel, &*factory)));
+        let channel = Channel::new(socket, MAX_BATCH_PAYLOAD_BYTES);
+        let ended = catch_unwind(AssertUnwindSafe(|| work(channel, &*factory)));
         if let Ok(Err(error)) = ended
             && !matches!(error, WireError::Closed)
         {
@@ -48,27 +45,64 @@ pub(crate) fn spawn(
         })
 }
 
-fn work(channel: &mut Channel, factory: &dyn BackendFactory) -> Result<(), WireError> {
-    let model = match channel.receive(None)?.header()? {
-        WorkerRequest::Load(model) => model,
-        WorkerRequest::Run(_) => return Err(WireError::Malformed("a batch before a model")),
-        WorkerRequest::Stop => return Ok(()),
+fn work(channel: Channel, factory: &dyn BackendFactory) -> Result<(), WireError> {
+    let (sender, mut receiver) = channel.split();
+    let (model, departed) = {
+        let incoming = receiver.receive(None)?;
+        let model = match incoming.header()? {
+            WorkerRequest::Load(model) => model,
+            WorkerRequest::Stop => return Ok(()),
+            WorkerRequest::Run(_) | WorkerRequest::Cancel { .. } => {
+                return Err(WireError::Malformed("a batch before a model"));
+            }
+        };
+        let departed = incoming
+            .descriptor
+            .ok_or(WireError::Malformed("a model without its second socket"))?;
+        (model, Departed::new(departed))
     };
-    let mut backend = match factory.load(&model) {
+    let output = Arc::new(Output::new(sender, departed, model.max_response_bytes));
+    let _ends_with_this_thread = HangUpAtEnd(&output);
+    let mut backend = match factory.load(&model, &output) {
         Ok(backend) => backend,
-        Err(failure) => return channel.send(&WorkerReply::LoadFailed(failure), None),
+        Err(failure) => return output.say(&WorkerReply::LoadFailed(failure)),
     };
-    channel.send(&WorkerReply::Loaded, None)?;
+    output.say(&WorkerReply::Loaded(backend.describe()))?;
+    let asynchronous = model.exchange == Exchange::Asynchronous;
     loop {
         let result = {
-            let incoming = channel.receive(None)?;
+            let incoming = receiver.receive(None)?;
             match incoming.header()? {
-                WorkerRequest::Run(run) => backend.run(&batch_of(run, incoming.payload)?),
+                WorkerRequest::Run(run) => {
+                    let batch = batch_of(run, incoming.payload)?;
+                    output.begin(&batch.items);
+                    if asynchronous {
+                        for item in &batch.items {
+                            backend.start(item);
+                        }
+                        continue;
+                    }
+                    backend.run(&batch)
+                }
+                WorkerRequest::Cancel { request_id } => {
+                    output.cancel(request_id);
+                    backend.cancel(request_id);
+                    continue;
+                }
                 WorkerRequest::Stop => return Ok(()),
                 WorkerRequest::Load(_) => return Err(WireError::Malformed("a second model")),
             }
         };
-        send_result(channel, &model, &result)?;
+        output.end(&result)?;
+    }
+}
+
+/// Closes the channel with its thread, whoever else still holds the output.
+struct HangUpAtEnd<'o>(&'o Output);
+
+impl Drop for HangUpAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.hang_up();
     }
 }
 
@@ -93,58 +127,6 @@ fn batch_of<'a>(run: RunBatch<'a>, payload: &'a [u8]) -> Result<Batch<'a>, WireE
         });
     }
     Ok(Batch { items })
-}
-
-fn send_result(
-    channel: &mut Channel,
-    model: &LoadModel,
-    result: &BatchResult,
-) -> Result<(), WireError> {
-    let mut bodies = Vec::new();
-    let outcome = match &result.items {
-        Err(failure) => BatchOutcome::Failed(failure.clone()),
-        Ok(items) => {
-            bodies.reserve(items.len());
-            let outcomes = items.iter().map(|item| match item {
-                Err(failure) => ItemOutcome::Failed(failure.clone()),
-                Ok(item) if item.body.len() as u64 > model.max_response_bytes => {
-                    ItemOutcome::Failed(RunFailure::ReplyTooLarge {
-                        bytes: item.body.len() as u64,
-                        limit: model.max_response_bytes,
-                    })
-                }
-                Ok(item) => {
-                    bodies.push(&item.body[..]);
-                    ItemOutcome::Reply(ItemReply {
-                        status: item.status,
-                        reason: &item.reason,
-                        headers: borrow_pairs(&item.headers),
-                        body_bytes: item.body.len() as u64,
-                    })
-                }
-            });
-            BatchOutcome::Items(outcomes.collect())
-        }
-    };
-    let metrics = result.metrics.iter().map(|metric| MetricEvent {
-        name: &metric.name,
-        value: metric.value,
-        unit: &metric.unit,
-        kind: metric.kind,
-        dimensions: borrow_pairs(&metric.dimensions),
-    });
-    let done = WorkerReply::Done(BatchDone {
-        outcome,
-        metrics: metrics.collect(),
-    });
-    channel.send_payload(&done, &bodies)
-}
-
-fn borrow_pairs(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
-    pairs
-        .iter()
-        .map(|(key, value)| (key.as_str(), value.as_str()))
-        .collect()
 }
 
 #[expect(

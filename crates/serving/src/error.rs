@@ -63,6 +63,21 @@ pub enum ServingError {
         /// It was killed for memory, as far as one can tell.
         out_of_memory: bool,
     },
+    /// Nothing came of this one request in time, while its worker serves others.
+    #[error("no answer within the model's `responseTimeout` of {} s", limit.as_secs())]
+    NoResponse {
+        /// The limit.
+        limit: Duration,
+    },
+    /// A caller that does not read the parts of its reply.
+    #[error(
+        "more than {limit} bytes of the reply were not read. Read faster, or raise \
+         `max_response_size` in the server's configuration"
+    )]
+    ReadTooSlowly {
+        /// Bytes that may wait.
+        limit: usize,
+    },
     /// The worker could not be reached or was not ready, and the model is being taken away.
     #[error("model `{model}` was unregistered before the request ran")]
     Unregistered {
@@ -291,6 +306,8 @@ impl Classify for ServingError {
             Self::WorkerDied {
                 out_of_memory: false,
             } => ErrorClass::WorkerLost,
+            Self::NoResponse { .. } => ErrorClass::WorkerLost,
+            Self::ReadTooSlowly { .. } => ErrorClass::Cancelled,
             Self::Unregistered { .. } => ErrorClass::Overloaded,
             Self::Expired { .. } => ErrorClass::DeadlineExceeded,
             Self::BadRegistration(_) | Self::BadId(_) | Self::WorkerRange => {

@@ -1,15 +1,20 @@
 //! The one way to run a model: resolve, admit, enqueue, await, measure. Every dialect calls this.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use ts_types::{InferRequest, Reply, RequestKind, TimeoutAction};
+use bytes::Bytes;
+use futures_util::Stream;
+use ts_types::{InferRequest, Reply, RequestId, RequestKind, TimeoutAction, with_causes};
 
 use crate::error::{Refusal, ServingError};
-use crate::job::{Answer, Answered, Demand, Job, Place};
+use crate::job::{Answered, Demand, Head, Job, Place};
 use crate::order::Turn;
 use crate::pool::PoolSpec;
 use crate::queue::NotQueued;
+use crate::stream::StreamReader;
 use crate::{Core, admission};
 
 /// How often a request looks for its model again when the version it found was being removed.
@@ -26,12 +31,13 @@ impl InferenceService {
     }
 
     /// Runs one request on the model and version that it names. Dropping the future gives the
-    /// request up: it is skipped if it has not been handed to a worker.
+    /// request up: it is skipped if it has not been handed to a worker. So does dropping the parts
+    /// of a reply that has begun.
     ///
     /// # Errors
     /// [`ServingError`]: unknown model or version, a request that is not taken, a batch that
     /// failed, a worker that was lost, an answer that came too late.
-    pub async fn infer(&self, request: InferRequest) -> Result<Reply, ServingError> {
+    pub async fn infer(&self, request: InferRequest) -> Result<Answer, ServingError> {
         let arrived = Instant::now();
         let version_named = request.version.is_some();
         let mut request = request;
@@ -61,6 +67,7 @@ impl InferenceService {
                 .sequence
                 .as_ref()
                 .map(|sequence| sequence.id.to_string());
+            let id = request.id.clone();
             let (mut job, answered) = Job::new(request, arrived);
             job.demand = demand;
             let place = job.place();
@@ -69,20 +76,23 @@ impl InferenceService {
                 Ok(()) => {
                     // Without the version itself, whose last user deletes its folder.
                     let spec = Arc::clone(spec);
-                    let waiting = Waiting { spec, place };
+                    let waiting = Waiting {
+                        spec,
+                        place,
+                        id,
+                        version_named,
+                    };
                     if without_workers() {
                         // The last worker went between the look above and the push, and had no
                         // chance to answer what it could not see.
                         found.pool.refuse_waiting();
                     }
                     drop(found);
-                    let mut reply = waiting
-                        .for_answer(answered, limits, turn, version_named)
-                        .await?;
+                    let mut answer = waiting.for_answer(answered, limits, turn).await?;
                     if let Some(id) = sequence {
-                        self.tell_sequence(&mut reply, id);
+                        self.tell_sequence(&mut answer.reply, id);
                     }
-                    return Ok(reply);
+                    return Ok(answer);
                 }
                 Err(NotQueued::Refused(job, reason, retry_after)) => {
                     return Err(job.refusal(reason, retry_after));
@@ -158,6 +168,8 @@ impl Limits {
 struct Waiting {
     spec: Arc<PoolSpec>,
     place: Place,
+    id: RequestId,
+    version_named: bool,
 }
 
 impl Waiting {
@@ -166,9 +178,8 @@ impl Waiting {
         answered: Answered,
         limits: Limits,
         turn: Option<Turn>,
-        version_named: bool,
-    ) -> Result<Reply, ServingError> {
-        let answer = self.within(answered, limits).await;
+    ) -> Result<Answer, ServingError> {
+        let head = self.within(answered, limits).await;
         if let Some(turn) = turn {
             match limits.deadline {
                 None => turn.come().await,
@@ -178,15 +189,34 @@ impl Waiting {
                 }
             }
         }
-        let answer = answer?;
-        self.spec
-            .metrics
-            .answered(version_named, limits.arrived.elapsed(), answer.queue_time);
-        Ok(answer.reply)
+        let Head {
+            reply,
+            more,
+            queue_time,
+        } = head?;
+        let Some(reader) = more else {
+            let total = limits.arrived.elapsed();
+            let metrics = &self.spec.metrics;
+            metrics.answered(self.version_named, total, queue_time);
+            return Ok(Answer { reply, more: None });
+        };
+        let more = Parts {
+            reader,
+            spec: Arc::clone(&self.spec),
+            id: self.id.clone(),
+            arrived: limits.arrived,
+            version_named: self.version_named,
+            queue_time,
+            ended: false,
+        };
+        Ok(Answer {
+            reply,
+            more: Some(more),
+        })
     }
 
     /// Waits for the answer as long as the limits allow.
-    async fn within(&self, mut answered: Answered, limits: Limits) -> Result<Answer, ServingError> {
+    async fn within(&self, mut answered: Answered, limits: Limits) -> Result<Head, ServingError> {
         if let Some(until) = limits.wait_until
             && limits.deadline.is_none_or(|deadline| until < deadline)
         {
@@ -209,7 +239,7 @@ impl Waiting {
 }
 
 /// A job that was dropped rather than answered went down with its dispatcher.
-fn lost(_dropped: tokio::sync::oneshot::error::RecvError) -> Result<Answer, ServingError> {
+fn lost(_dropped: tokio::sync::oneshot::error::RecvError) -> Result<Head, ServingError> {
     Err(ServingError::WorkerDied {
         out_of_memory: false,
     })
@@ -218,5 +248,51 @@ fn lost(_dropped: tokio::sync::oneshot::error::RecvError) -> Result<Answer, Serv
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.spec.queue.leave(&self.place);
+    }
+}
+
+/// What came of a request.
+pub struct Answer {
+    /// The reply, or the first part of it.
+    pub reply: Reply,
+    /// The bodies of the parts that follow, of a reply in parts.
+    pub more: Option<Parts>,
+}
+
+/// The bodies of the parts of a reply after its first. Dropping it gives the request up. An error
+/// is the last item: the reply is not whole, and the caller has to be told.
+pub struct Parts {
+    reader: StreamReader,
+    spec: Arc<PoolSpec>,
+    id: RequestId,
+    arrived: Instant,
+    version_named: bool,
+    queue_time: Duration,
+    ended: bool,
+}
+
+impl Stream for Parts {
+    type Item = Result<Bytes, ServingError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let polled = self.reader.poll_part(context);
+        let metrics = &self.spec.metrics;
+        match &polled {
+            Poll::Ready(Some(Err(error))) => {
+                tracing::warn!(
+                    request = %self.id,
+                    reason = with_causes(error),
+                    "a reply in parts was broken off"
+                );
+                metrics.stream_broken();
+                self.ended = true;
+            }
+            Poll::Ready(None) if !self.ended => {
+                metrics.answered(self.version_named, self.arrived.elapsed(), self.queue_time);
+                self.ended = true;
+            }
+            Poll::Pending | Poll::Ready(_) => {}
+        }
+        polled
     }
 }

@@ -6,7 +6,8 @@
 //! A request's way: `inference.rs` resolves it in `registry.rs`, wraps it in a job (`job.rs`) and
 //! puts it into the version's queue (`queue.rs`). The dispatcher thread of an idle worker
 //! (`pool/dispatcher.rs`) cuts a batch as `batch.rs` says, sends it to the worker in its host
-//! (`pool/hosts.rs`), and answers the jobs.
+//! (`pool/hosts.rs`), and answers the jobs (`pool/exchange.rs`); parts of a reply wait in a stream
+//! (`stream.rs`).
 
 mod admission;
 mod batch;
@@ -28,6 +29,7 @@ mod scheduling;
 mod sequence;
 mod spec;
 mod store;
+mod stream;
 mod warmup;
 
 use std::sync::Arc;
@@ -36,7 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, ServingConfig};
 pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::{BatchCost, Batching};
-pub use inference::InferenceService;
+pub use inference::{Answer, InferenceService, Parts};
 pub use management::{
     Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
     WorkerDescription,

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
+use ts_wire::frame::Exchange;
 
 use crate::Core;
 use crate::error::{ServingError, StartFailure};
@@ -119,6 +120,10 @@ pub struct Description {
     pub handler: String,
     /// How its workers are isolated.
     pub isolation: Isolation,
+    /// Requests join and leave a batch between its steps.
+    pub continuous_batching: bool,
+    /// Requests are sent to a worker without waiting for its replies.
+    pub async_communication: bool,
     /// The numbers in force.
     pub limits: ModelLimits,
     /// How its requests are put in order and into batches.
@@ -636,6 +641,8 @@ fn describe(version: &ModelVersion, default: &Version) -> Description {
         runtime: version.runtime,
         handler: spec.load.handler.clone(),
         isolation: spec.isolation,
+        continuous_batching: spec.load.exchange == Exchange::Continuous,
+        async_communication: spec.load.exchange == Exchange::Asynchronous,
         limits: spec.limits.read().clone(),
         scheduling: spec.scheduling.clone(),
         device_type: version.device_type,

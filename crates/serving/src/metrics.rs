@@ -13,6 +13,7 @@ use ts_wire::frame::MetricKind;
 const REQUESTS: &str = "ts_inference_requests_total";
 const LATENCY: &str = "ts_inference_latency_microseconds";
 const QUEUE_LATENCY: &str = "ts_queue_latency_microseconds";
+const BROKEN_STREAMS: &str = "ts_streams_broken_total";
 const QUEUE_TIME: &str = "QueueTime";
 const WORKER_THREAD_TIME: &str = "WorkerThreadTime";
 const WORKER_LOAD_TIME: &str = "WorkerLoadTime";
@@ -34,6 +35,11 @@ pub(crate) fn describe() {
             QUEUE_LATENCY,
             Unit::Microseconds,
             "Torchserve prometheus counter metric with unit: Microseconds",
+        ),
+        (
+            BROKEN_STREAMS,
+            Unit::Count,
+            "Replies in parts that were broken off after their first part",
         ),
     ];
     for (name, unit, text) in counters {
@@ -76,6 +82,7 @@ pub(crate) struct ModelMetrics {
     by_default: RequestCounters,
     queue_time: Gauge,
     worker_thread_time: Gauge,
+    streams_broken: Counter,
     hostname: String,
 }
 
@@ -87,6 +94,12 @@ impl ModelMetrics {
             by_default: RequestCounters::new(model, "default"),
             queue_time: gauge!(QUEUE_TIME, &host_labels),
             worker_thread_time: gauge!(WORKER_THREAD_TIME, &host_labels),
+            streams_broken: counter!(
+                BROKEN_STREAMS,
+                "model_name" => model.to_string(),
+                "model_version" => version.to_string(),
+                "hostname" => hostname()
+            ),
             hostname: hostname(),
         }
     }
@@ -112,6 +125,11 @@ impl ModelMetrics {
         self.queue_time.set(queued.as_secs_f64() * 1e3);
     }
 
+    /// A reply was broken off after its first part.
+    pub(crate) fn stream_broken(&self) {
+        self.streams_broken.increment(1);
+    }
+
     /// A batch has been answered; `overhead` is what the dispatcher added to the backend's time.
     pub(crate) fn batch_done(&self, overhead: Duration) {
         self.worker_thread_time.set(overhead.as_secs_f64() * 1e3);
@@ -129,10 +147,11 @@ impl ModelMetrics {
 }
 
 /// Names that no handler can take.
-pub(crate) const RESERVED_NAMES: [&str; 20] = [
+pub(crate) const RESERVED_NAMES: [&str; 21] = [
     REQUESTS,
     LATENCY,
     QUEUE_LATENCY,
+    BROKEN_STREAMS,
     QUEUE_TIME,
     WORKER_THREAD_TIME,
     WORKER_LOAD_TIME,

@@ -127,25 +127,36 @@ pub(crate) struct Running {
     jobs: usize,
     sequences: Vec<InSequence>,
     /// Held for its drop.
-    permit: Option<Permit>,
+    permit: Option<Arc<Permit>>,
+}
+
+impl Batch {
+    /// Its jobs one by one, where each ends at a time of its own.
+    pub(crate) fn singly(self) -> impl Iterator<Item = (Job, Running)> {
+        let Self { jobs, mut running } = self;
+        let queue = Arc::clone(&running.queue);
+        // Each counts as a batch; the one that they were ends here, without jobs.
+        queue.state.lock().running_batches += jobs.len();
+        let permit = running.permit.take();
+        running.jobs = 0;
+        running.sequences.clear();
+        drop(running);
+        jobs.into_iter().map(move |job| {
+            let single = Running {
+                queue: Arc::clone(&queue),
+                jobs: 1,
+                sequences: job.demand.sequence.clone().into_iter().collect(),
+                permit: permit.clone(),
+            };
+            (job, single)
+        })
+    }
 }
 
 impl Running {
     /// The batch has run, and took this long.
     pub(crate) fn took(&self, duration: Duration) {
         self.queue.note(self.jobs, duration);
-    }
-
-    /// How many jobs it has.
-    pub(crate) fn jobs(&self) -> usize {
-        self.jobs
-    }
-
-    /// Sequences that the handler has ended, beside those whose requests say so.
-    pub(crate) fn end_sequences(&mut self, ids: &[&str]) {
-        for sequence in &mut self.sequences {
-            sequence.ends |= ids.contains(&&*sequence.id);
-        }
     }
 }
 
@@ -381,7 +392,7 @@ impl Queue {
                     }
                     // Without a batch, the callers left while it was taken.
                     if let Some(mut batch) = batch {
-                        batch.running.permit = permit;
+                        batch.running.permit = permit.map(Arc::new);
                         return Taken::Batch(batch);
                     }
                 }
@@ -389,14 +400,23 @@ impl Queue {
         }
     }
 
-    /// Takes what waits, at most `limit` jobs, without any wait: for a batch that is under way.
-    pub(crate) fn try_take(self: &Arc<Self>, worker: u32, limit: usize) -> Option<Batch> {
+    /// Takes what waits, at most `limit` jobs of a kind, without any wait: for a batch that is under
+    /// way.
+    pub(crate) fn try_take(
+        self: &Arc<Self>,
+        worker: u32,
+        limit: usize,
+        kind: RequestKind,
+    ) -> Option<Batch> {
         if limit == 0 {
             return None;
         }
         let mut state = self.state.lock();
         let now = Instant::now();
         let found = self.find(&mut state, worker, now)?;
+        if matches!(&found.source, Source::Group(head) if head.kind != kind) {
+            return None;
+        }
         let batch = self.pull(&mut state, &found, worker, found.waiting.min(limit), now)?;
         *state.told.sizes.entry(batch.jobs.len()).or_default() += 1;
         state.peaks.cut();

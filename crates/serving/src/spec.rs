@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ts_archive::{Artifact, ModelConfig};
 use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
-use ts_wire::frame::{BackendKind, EchoBehaviour, LoadModel};
+use ts_wire::frame::{BackendKind, EchoBehaviour, Exchange, LoadModel};
 
 use crate::config::ServingConfig;
 use crate::error::ServingError;
@@ -41,6 +41,7 @@ pub(crate) struct ResolvedModel {
     pub(crate) scheduling: Scheduling,
     pub(crate) load: LoadModel,
     pub(crate) warm_up: WarmUp,
+    pub(crate) isolate_bad_requests: Option<bool>,
 }
 
 /// Resolves a registration.
@@ -98,6 +99,11 @@ pub(crate) fn resolve(
     let none = ModelConfig::default();
     let yaml = artifact.config.as_ref().unwrap_or(&none);
     let mut limits = limits(config, registration, yaml, &name, &version);
+    let exchange = exchange(yaml)?;
+    if exchange == Exchange::Asynchronous {
+        // Each request is on its own, and none waits for company.
+        limits.batch_size = 1;
+    }
     let (scheduling, delay) = scheduling::read(yaml, limits.batch_size, config.defaults.gather)?;
     if let (None, Some(delay)) = (registration.max_batch_delay, delay) {
         limits.max_batch_delay = delay;
@@ -118,6 +124,7 @@ pub(crate) fn resolve(
         backend,
         gpu_id: None,
         batch_size: u32::try_from(limits.batch_size).unwrap_or(u32::MAX),
+        exchange,
         service_envelope: config.hosts.service_envelope.clone(),
         limit_max_image_pixels: config.hosts.limit_max_image_pixels,
         decode_input_request: config.hosts.decode_input_request,
@@ -138,6 +145,7 @@ pub(crate) fn resolve(
         scheduling,
         load,
         warm_up: WarmUp::read(yaml, artifact.dir.path())?,
+        isolate_bad_requests: yaml.isolate_bad_requests,
     })
 }
 
@@ -218,6 +226,20 @@ pub(crate) fn intra_op_threads(cores: usize, workers: usize) -> u32 {
     u32::try_from((cores / workers.max(1)).max(1)).unwrap_or(u32::MAX)
 }
 
+fn exchange(yaml: &ModelConfig) -> Result<Exchange, ServingError> {
+    let on = |value: Option<bool>| value == Some(true);
+    match (on(yaml.continuous_batching), on(yaml.async_communication)) {
+        (false, false) => Ok(Exchange::Batches),
+        (true, false) => Ok(Exchange::Continuous),
+        (false, true) => Ok(Exchange::Asynchronous),
+        (true, true) => Err(ServingError::BadRegistration(
+            "`continuousBatching` and `asyncCommunication` in the model's configuration exclude \
+             each other. Leave one of them out"
+                .to_owned(),
+        )),
+    }
+}
+
 fn echo_behaviour(yaml: &ModelConfig) -> Result<EchoBehaviour, ServingError> {
     match yaml.other.get("echo") {
         None => Ok(EchoBehaviour::default()),
@@ -245,8 +267,6 @@ pub(crate) fn without_effect(artifact: &Artifact) -> Vec<&'static str> {
     };
     let on = |value: Option<bool>| value == Some(true);
     [
-        ("continuousBatching", on(yaml.continuous_batching)),
-        ("asyncCommunication", on(yaml.async_communication)),
         ("useVenv", on(yaml.use_venv)),
         ("parallelType", yaml.parallel_level.is_some()),
         ("torchrun", yaml.torchrun.is_some()),

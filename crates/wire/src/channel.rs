@@ -13,6 +13,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -47,19 +48,31 @@ const READ_BYTES: usize = 64 << 10;
 /// Most slices that one `sendmsg` takes (Linux: 1024).
 const MAX_SLICES: usize = 512;
 
-/// One end of a socket pair. Blocking, and owned by one thread.
+/// One end of a socket pair: both halves, owned by one thread. [`Channel::split`] gives each half
+/// to a thread of its own.
 pub struct Channel {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// The half that sends. Blocking.
+pub struct Sender {
+    socket: Arc<OwnedFd>,
+    header: Vec<u8>,
+    writer: Option<SharedWriter>,
+}
+
+/// The half that receives. Blocking.
+pub struct Receiver {
     socket: Arc<OwnedFd>,
     max_payload_bytes: u64,
     /// What the kernel was last told to wait for a read at most; zero is for ever.
     read_limit: Duration,
-    header: Vec<u8>,
-    /// Bytes received and not yet consumed: `received[start..end]`.
     received: Vec<u8>,
+    /// Bytes received and not yet consumed: `received[start..end]`.
     start: usize,
     end: usize,
     descriptors: Vec<OwnedFd>,
-    writer: Option<SharedWriter>,
     reader: Option<SharedReader>,
 }
 
@@ -70,6 +83,23 @@ pub struct Incoming<'a> {
     pub payload: &'a [u8],
     /// A descriptor that was sent with the message.
     pub descriptor: Option<OwnedFd>,
+}
+
+/// Where a received message lies until the next one is waited for; [`Receiver::view`] shows it.
+struct Arrived {
+    header: Range<usize>,
+    /// In the shared buffer, from its start, if that is where it is.
+    payload: Range<usize>,
+    shared: bool,
+    descriptor: Option<OwnedFd>,
+}
+
+/// How long a read waits.
+enum Wait {
+    /// Until then, or for ever.
+    Until(Option<Instant>),
+    /// About this long.
+    Pause(Duration),
 }
 
 /// Ends a channel from another thread: what was received can still be read, then it is closed. A
@@ -121,18 +151,34 @@ impl Channel {
 
     /// Takes one end. `max_payload_bytes` bounds what the peer may send in one message.
     pub fn new(socket: OwnedFd, max_payload_bytes: u64) -> Self {
+        let socket = Arc::new(socket);
         Self {
-            socket: Arc::new(socket),
-            max_payload_bytes,
-            read_limit: Duration::ZERO,
-            header: Vec::with_capacity(1024),
-            received: vec![0; READ_BYTES],
-            start: 0,
-            end: 0,
-            descriptors: Vec::new(),
-            writer: None,
-            reader: None,
+            sender: Sender {
+                socket: Arc::clone(&socket),
+                header: Vec::with_capacity(1024),
+                writer: None,
+            },
+            receiver: Receiver {
+                socket,
+                max_payload_bytes,
+                read_limit: Duration::ZERO,
+                received: vec![0; READ_BYTES],
+                start: 0,
+                end: 0,
+                descriptors: Vec::new(),
+                reader: None,
+            },
         }
+    }
+
+    /// The two halves, for two threads.
+    pub fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+
+    /// The two halves, lent.
+    pub fn halves(&mut self) -> (&mut Sender, &mut Receiver) {
+        (&mut self.sender, &mut self.receiver)
     }
 
     /// A descriptor of its own for the same socket, for handing the channel on; whatever was
@@ -141,7 +187,9 @@ impl Channel {
     /// # Errors
     /// [`WireError::System`] when descriptors run out.
     pub fn into_socket(self) -> Result<OwnedFd, WireError> {
-        match Arc::try_unwrap(self.socket) {
+        let Self { sender, receiver } = self;
+        drop(receiver);
+        match Arc::try_unwrap(sender.socket) {
             Ok(socket) => Ok(socket),
             Err(shared) => shared.try_clone().map_err(|source| WireError::System {
                 call: "fcntl(F_DUPFD)",
@@ -151,6 +199,45 @@ impl Channel {
     }
 
     /// What ends this channel from another thread.
+    pub fn hang_up(&self) -> HangUp {
+        HangUp(Arc::downgrade(&self.sender.socket))
+    }
+
+    /// As [`Sender::send`].
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn send<T: Serialize>(
+        &mut self,
+        header: &T,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), WireError> {
+        self.sender.send(header, descriptor)
+    }
+
+    /// As [`Sender::send_payload`].
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn send_payload<T: Serialize>(
+        &mut self,
+        header: &T,
+        chunks: &[&[u8]],
+    ) -> Result<(), WireError> {
+        self.sender.send_payload(header, chunks)
+    }
+
+    /// As [`Receiver::receive`].
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn receive(&mut self, deadline: Option<Instant>) -> Result<Incoming<'_>, WireError> {
+        self.receiver.receive(deadline)
+    }
+}
+
+impl Sender {
+    /// What ends the channel from another thread.
     pub fn hang_up(&self) -> HangUp {
         HangUp(Arc::downgrade(&self.socket))
     }
@@ -183,8 +270,7 @@ impl Channel {
     ) -> Result<(), WireError> {
         let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
         if bytes < SHARED_FROM_BYTES {
-            self.encode(header, 0, bytes)?;
-            return send_all(&self.socket, &self.header, chunks, None);
+            return self.send_inline(header, chunks);
         }
         let mut flags = SHARED;
         if self
@@ -205,68 +291,19 @@ impl Channel {
         send_all(&self.socket, &self.header, &[], descriptor)
     }
 
-    /// Waits for the next message, until `deadline` if given.
+    /// Sends a message whose payload, however large, goes through the socket: the way for messages
+    /// that follow one another without an answer.
     ///
     /// # Errors
-    /// [`WireError`]; after any of them the channel is of no more use.
-    pub fn receive(&mut self, deadline: Option<Instant>) -> Result<Incoming<'_>, WireError> {
-        self.fill_to(PREFIX_BYTES, deadline)?;
-        let prefix = &self.received[self.start..self.start + PREFIX_BYTES];
-        let header_bytes = u64::from(read_u32(&prefix[0..4]));
-        let flags = read_u32(&prefix[4..8]);
-        let payload_bytes =
-            u64::from(read_u32(&prefix[8..12])) | u64::from(read_u32(&prefix[12..16])) << 32;
-        for (announced, limit) in [
-            (header_bytes, MAX_HEADER_BYTES),
-            (payload_bytes, self.max_payload_bytes),
-        ] {
-            if announced > limit {
-                return Err(WireError::TooLarge { announced, limit });
-            }
-        }
-        let inline_bytes = if flags & SHARED == 0 {
-            payload_bytes
-        } else {
-            0
-        };
-        let header_at = PREFIX_BYTES;
-        let payload_at = header_at + header_bytes as usize;
-        let total = payload_at + inline_bytes as usize;
-        self.fill_to(total, deadline)?;
-
-        let message = self.start;
-        self.start += total;
-        if flags & NEW_BUFFER != 0 {
-            let file = self.take_descriptor("a message without its shared buffer")?;
-            self.reader = Some(SharedReader::open(&file)?);
-        }
-        let descriptor = if flags & DESCRIPTOR == 0 {
-            None
-        } else {
-            Some(self.take_descriptor("a message without its descriptor")?)
-        };
-        let message = &self.received[message..message + total];
-        let payload = if flags & SHARED == 0 {
-            &message[payload_at..]
-        } else {
-            let reader = self
-                .reader
-                .as_ref()
-                .ok_or(WireError::Malformed("a payload without its buffer"))?;
-            reader.first(payload_bytes)?
-        };
-        Ok(Incoming {
-            header: &message[header_at..payload_at],
-            payload,
-            descriptor,
-        })
-    }
-
-    fn take_descriptor(&mut self, what: &'static str) -> Result<OwnedFd, WireError> {
-        if self.descriptors.is_empty() {
-            return Err(WireError::Malformed(what));
-        }
-        Ok(self.descriptors.remove(0))
+    /// [`WireError::Closed`] when the peer is gone.
+    pub fn send_inline<T: Serialize>(
+        &mut self,
+        header: &T,
+        chunks: &[&[u8]],
+    ) -> Result<(), WireError> {
+        let bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        self.encode(header, 0, bytes)?;
+        send_all(&self.socket, &self.header, chunks, None)
     }
 
     fn encode<T: Serialize>(
@@ -294,9 +331,101 @@ impl Channel {
         self.header = buffer;
         Ok(())
     }
+}
+
+impl Receiver {
+    /// Waits for the next message, until `deadline` if given.
+    ///
+    /// # Errors
+    /// [`WireError`]; after any of them but [`WireError::TimedOut`] the channel is of no more use.
+    pub fn receive(&mut self, deadline: Option<Instant>) -> Result<Incoming<'_>, WireError> {
+        let arrived = self.arrive(&Wait::Until(deadline))?;
+        self.view(arrived)
+    }
+
+    /// Waits for the next message for about `pause`; `None` leaves the channel as it was. For whoever has something else to look at now and then: the kernel is told
+    /// the pause once and not before each read, as it is with deadlines.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    pub fn receive_within(&mut self, pause: Duration) -> Result<Option<Incoming<'_>>, WireError> {
+        match self.arrive(&Wait::Pause(pause)) {
+            Ok(arrived) => self.view(arrived).map(Some),
+            Err(WireError::TimedOut) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn arrive(&mut self, wait: &Wait) -> Result<Arrived, WireError> {
+        self.fill_to(PREFIX_BYTES, wait)?;
+        let prefix = &self.received[self.start..self.start + PREFIX_BYTES];
+        let header_bytes = u64::from(read_u32(&prefix[0..4]));
+        let flags = read_u32(&prefix[4..8]);
+        let payload_bytes =
+            u64::from(read_u32(&prefix[8..12])) | u64::from(read_u32(&prefix[12..16])) << 32;
+        for (announced, limit) in [
+            (header_bytes, MAX_HEADER_BYTES),
+            (payload_bytes, self.max_payload_bytes),
+        ] {
+            if announced > limit {
+                return Err(WireError::TooLarge { announced, limit });
+            }
+        }
+        let shared = flags & SHARED != 0;
+        let inline_bytes = if shared { 0 } else { payload_bytes };
+        let payload_at = PREFIX_BYTES + header_bytes as usize;
+        let total = payload_at + inline_bytes as usize;
+        self.fill_to(total, wait)?;
+
+        let message = self.start;
+        self.start += total;
+        if flags & NEW_BUFFER != 0 {
+            let file = self.take_descriptor("a message without its shared buffer")?;
+            self.reader = Some(SharedReader::open(&file)?);
+        }
+        let descriptor = if flags & DESCRIPTOR == 0 {
+            None
+        } else {
+            Some(self.take_descriptor("a message without its descriptor")?)
+        };
+        Ok(Arrived {
+            header: message + PREFIX_BYTES..message + payload_at,
+            payload: if shared {
+                0..usize::try_from(payload_bytes).unwrap_or(usize::MAX)
+            } else {
+                message + payload_at..message + total
+            },
+            shared,
+            descriptor,
+        })
+    }
+
+    fn view(&self, arrived: Arrived) -> Result<Incoming<'_>, WireError> {
+        let payload = if arrived.shared {
+            let reader = self
+                .reader
+                .as_ref()
+                .ok_or(WireError::Malformed("a payload without its buffer"))?;
+            reader.first(arrived.payload.end as u64)?
+        } else {
+            &self.received[arrived.payload]
+        };
+        Ok(Incoming {
+            header: &self.received[arrived.header],
+            payload,
+            descriptor: arrived.descriptor,
+        })
+    }
+
+    fn take_descriptor(&mut self, what: &'static str) -> Result<OwnedFd, WireError> {
+        if self.descriptors.is_empty() {
+            return Err(WireError::Malformed(what));
+        }
+        Ok(self.descriptors.remove(0))
+    }
 
     /// Reads until at least `bytes` are buffered.
-    fn fill_to(&mut self, bytes: usize, deadline: Option<Instant>) -> Result<(), WireError> {
+    fn fill_to(&mut self, bytes: usize, wait: &Wait) -> Result<(), WireError> {
         if self.end - self.start >= bytes {
             return Ok(());
         }
@@ -312,19 +441,28 @@ impl Channel {
                 self.received.resize(bytes.next_power_of_two(), 0);
             }
         }
+        let mut first_read = None;
         while self.end - self.start < bytes {
-            self.limit_read(deadline)?;
-            self.read_some()?;
+            self.limit_read(wait)?;
+            let came = self.read_some()?;
+            if let Wait::Pause(pause) = *wait {
+                // A message that drips is none either: the caller gets its turn.
+                let began = *first_read.get_or_insert_with(Instant::now);
+                if !came || began.elapsed() >= pause {
+                    return Err(WireError::TimedOut);
+                }
+            }
         }
         Ok(())
     }
 
     /// Tells the kernel how long the next read may wait. A deadline further away than a moment is
     /// approached in whole seconds, so that one setting serves a whole series of reads.
-    fn limit_read(&mut self, deadline: Option<Instant>) -> Result<(), WireError> {
-        let limit = match deadline {
-            None => Duration::ZERO,
-            Some(deadline) => {
+    fn limit_read(&mut self, wait: &Wait) -> Result<(), WireError> {
+        let limit = match *wait {
+            Wait::Pause(pause) => pause,
+            Wait::Until(None) => Duration::ZERO,
+            Wait::Until(Some(deadline)) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(WireError::TimedOut);
@@ -345,9 +483,9 @@ impl Channel {
         Ok(())
     }
 
-    /// Reads what is there. Nothing may come before the read's limit; the caller looks at its
-    /// deadline again.
-    fn read_some(&mut self) -> Result<(), WireError> {
+    /// Reads what is there. Nothing may come before the read's limit, which is told; the caller
+    /// looks at its deadline again.
+    fn read_some(&mut self) -> Result<bool, WireError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut self.received[self.end..])];
@@ -363,7 +501,7 @@ impl Channel {
             Ok(message) if message.bytes == 0 => return Err(WireError::Closed),
             Ok(message) => message.bytes,
             Err(Errno::CONNRESET) => return Err(WireError::Closed),
-            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::AGAIN) => return Ok(false),
             Err(errno) => return Err(WireError::system("recvmsg")(errno)),
         };
         self.end += count;
@@ -372,13 +510,13 @@ impl Channel {
                 self.descriptors.extend(descriptors);
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.sender.socket.as_fd()
     }
 }
 
@@ -535,6 +673,51 @@ mod tests {
         drop(one);
         assert!(matches!(other.receive(None), Err(WireError::Closed)));
         assert!(matches!(other.send(&(), None), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn a_pause_leaves_a_message_that_has_begun_as_it_was() {
+        let (one, other) = Channel::pair().unwrap();
+        let mut whole = Channel::new(one.try_clone().unwrap(), LIMIT);
+        let (_, mut other) = Channel::new(other, LIMIT).split();
+        let pause = Duration::from_millis(5);
+        assert!(other.receive_within(pause).unwrap().is_none());
+        let mut prefix = [0; PREFIX_BYTES];
+        (prefix[0], prefix[8]) = (1, 3);
+        // Header `7`, payload `abc`, cut in the middle of both.
+        for piece in [&prefix[..5], &prefix[5..], &[7, b'a'], b"b"] {
+            rustix::io::write(&one, piece).unwrap();
+            assert!(other.receive_within(pause).unwrap().is_none());
+        }
+        rustix::io::write(&one, b"c").unwrap();
+        let incoming = other.receive_within(pause).unwrap().unwrap();
+        assert_eq!(incoming.header::<u8>().unwrap(), 7);
+        assert_eq!(incoming.payload, b"abc");
+        whole.send(&8_u8, None).unwrap();
+        let incoming = other.receive_within(pause).unwrap().unwrap();
+        assert_eq!(incoming.header::<u8>().unwrap(), 8);
+    }
+
+    #[test]
+    fn halves_work_in_two_threads_and_large_payloads_need_no_answer_inline() {
+        let (one, other) = ends();
+        let (mut sender, _) = one.split();
+        let (_, mut receiver) = other.split();
+        let sending = std::thread::Builder::new()
+            .spawn(move || {
+                for number in 0..20_u8 {
+                    let body = vec![number; 300_000];
+                    sender.send_inline(&number, &[&body]).unwrap();
+                }
+            })
+            .unwrap();
+        for number in 0..20_u8 {
+            let incoming = receiver.receive(soon()).unwrap();
+            assert_eq!(incoming.header::<u8>().unwrap(), number);
+            assert!(incoming.payload.len() == 300_000);
+            assert!(incoming.payload.iter().all(|byte| *byte == number));
+        }
+        sending.join().unwrap();
     }
 
     #[test]

@@ -64,11 +64,17 @@ pub enum HostReply {
 /// Server to worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerRequest<'a> {
-    /// Build the backend. The first message on every worker channel.
+    /// Build the backend. The first message on every worker channel; its descriptor is the worker's
+    /// end of [`Departures`](crate::Departures).
     Load(LoadModel),
     /// Run one batch; the payload holds the parts' values, one after another.
     #[serde(borrow)]
     Run(RunBatch<'a>),
+    /// Under [`Exchange::Asynchronous`]: break a request off; it has taken too long.
+    Cancel {
+        /// The request.
+        request_id: &'a str,
+    },
     /// End the thread.
     Stop,
 }
@@ -90,6 +96,8 @@ pub struct LoadModel {
     pub gpu_id: Option<u32>,
     /// Requests in one batch at most.
     pub batch_size: u32,
+    /// How requests and replies follow one another.
+    pub exchange: Exchange,
     /// Service envelope around the handler, if any.
     pub service_envelope: Option<String>,
     /// Keep the image library's guard against huge images.
@@ -104,6 +112,24 @@ pub struct LoadModel {
     pub max_response_bytes: u64,
     /// For the echo backend: how it behaves.
     pub echo: EchoBehaviour,
+}
+
+/// How requests and replies follow one another on a worker's channel.
+///
+/// | | requests | replies |
+/// |---|---|---|
+/// | `Batches` | one [`Run`](WorkerRequest::Run) at a time | [`Chunks`](WorkerReply::Chunks), then [`Done`](WorkerReply::Done) |
+/// | `Continuous` | the same; a request whose reply said `ts_stream_next: true` comes again without parts | the same |
+/// | `Asynchronous` | `Run` of one request each, without waiting | `Chunks`, and one [`Answered`](WorkerReply::Answered) for each request, in any order |
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exchange {
+    /// One batch after another.
+    #[default]
+    Batches,
+    /// A batch that requests join and leave between its steps (`continuousBatching`).
+    Continuous,
+    /// Each request on its own, many at once (`asyncCommunication`).
+    Asynchronous,
 }
 
 /// The backends a worker can hold.
@@ -166,12 +192,36 @@ pub struct RunPart<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerReply<'a> {
     /// The backend is ready.
-    Loaded,
+    Loaded(LoadedModel),
     /// The backend could not be built; the worker ends.
     LoadFailed(LoadFailure),
     /// The batch has run; the payload holds the replies' bodies, one after another.
     #[serde(borrow)]
     Done(BatchDone<'a>),
+    /// Parts of replies, more of which follow; the payload holds their bodies. Never in the shared
+    /// buffer, since nobody answers them.
+    #[serde(borrow)]
+    Chunks(Vec<Chunk<'a>>),
+    /// One request has run, under [`Exchange::Asynchronous`].
+    #[serde(borrow)]
+    Answered(RequestDone<'a>),
+}
+
+/// What a loaded model says of itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadedModel {
+    /// Its handler may be called again for a request that it has failed on.
+    pub side_effect_free: bool,
+}
+
+/// A part of a request's reply, with more to follow, or the failure that ends it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Chunk<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// The part. Status and headers of the first one are those of the reply.
+    #[serde(borrow)]
+    pub outcome: ItemOutcome<'a>,
 }
 
 /// Why a backend could not be built.
@@ -201,6 +251,19 @@ pub struct BatchDone<'a> {
     /// What came of it.
     #[serde(borrow)]
     pub outcome: BatchOutcome<'a>,
+    /// Metrics the handler recorded.
+    #[serde(borrow)]
+    pub metrics: Vec<MetricEvent<'a>>,
+}
+
+/// A finished request.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RequestDone<'a> {
+    /// The request.
+    pub request_id: &'a str,
+    /// What came of it; the payload holds the reply's body.
+    #[serde(borrow)]
+    pub outcome: ItemOutcome<'a>,
     /// Metrics the handler recorded.
     #[serde(borrow)]
     pub metrics: Vec<MetricEvent<'a>>,

@@ -3,15 +3,18 @@
 //! - [`frame`]: the messages, as plain data.
 //! - [`Channel`]: one end of a socket pair. A message is a small header; its payload (request or
 //!   reply bodies) travels behind it, or through shared memory when it is large.
+//! - [`Departures`]: the word that a caller has left, beside the channel, for a worker that runs.
 //!
 //! Both ends are always the same build of the same executable, so there is no version negotiation.
 
 mod channel;
+mod departures;
 mod error;
 pub mod frame;
 mod shared;
 
-pub use channel::{Channel, HangUp, Incoming};
+pub use channel::{Channel, HangUp, Incoming, Receiver, Sender};
+pub use departures::{Departed, Departures};
 pub use error::WireError;
 
 /// Encodes a message for another way than a channel: the plugin's C interface.

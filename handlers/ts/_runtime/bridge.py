@@ -1,28 +1,32 @@
 """The only Python that the server calls by name.
 
 A host process embeds one interpreter and serves one model version. It calls `start_interpreter`
-once; then each worker thread calls `load` once and `Session.run` for each batch. Failures of a
-handler are expected, so they come back as data: nothing here raises because of a handler.
+once; then each worker thread calls `load` once and `Session.run` for each batch, or
+`AsyncSession.start` for each request. Failures of a handler are
+expected, so they come back as data: nothing here raises because of a handler.
 """
 
 import importlib
+import inspect
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ts._runtime import failures, loader, logs, values
-from ts.context import Context, Item
+from ts._runtime.output import CallersLeftError, Failure, Functions, Output, Reply
+from ts.context import STREAM_NEXT, Context, Item
 from ts.metrics.caching_metric import Emission
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
-# (status, reason, headers, body) of one request.
-Reply = tuple[int, str, list[tuple[str, str]], bytes | bytearray]
+if TYPE_CHECKING:
+    from ts._runtime.asynchronous import EventLoop
+
 # (kind, code, message, replies, metrics) of one batch.
-Outcome = tuple[str, int, str, list[Reply], list[Emission]]
+Outcome = tuple[str, int, str, list[Reply | Failure], list[Emission]]
 
 # Metrics that wait for the end of a batch. Only a handler that emits from a thread of its own and
 # is never called can reach the limit; it then loses its oldest ones and not the host its memory.
@@ -44,6 +48,7 @@ class Spec(TypedDict):
     handler: str
     gpu_id: int | None
     batch_size: int
+    exchange: str
     service_envelope: str | None
     limit_max_image_pixels: bool
     decode_input_request: bool
@@ -59,14 +64,16 @@ def start_interpreter() -> None:
     logs.start()
 
 
-def load(spec: Spec) -> "tuple[Session | None, str, str]":
+def load(spec: Spec, functions: Functions | None = None) -> "tuple[Session | None, str, str]":
     """Builds the calling thread's session: `(session, "", "")`, or `(None, kind, message)`.
+
+    `functions` are the host's, see `output`; None leaves a handler without intermediate responses.
 
     The kind is `permanent` where no retry can help, `out_of_memory`, or `failed`. The message is
     one line; the traceback goes to the model's log.
     """
     try:
-        return _load(spec), "", ""
+        return _load(spec, functions), "", ""
     except BaseException as raised:
         # Also `SystemExit`: a script's `sys.exit` must not end the host before it has answered.
         failures.print_traceback(f"loading model {spec['model_name']} failed", raised)
@@ -74,7 +81,21 @@ def load(spec: Spec) -> "tuple[Session | None, str, str]":
         return None, kind, failures.one_line(raised, spec["model_dir"])
 
 
-def _load(spec: Spec) -> "Session":
+def _load(spec: Spec, functions: Functions | None) -> "Session":
+    if spec["exchange"] != "asynchronous":
+        return _load_in(spec, functions, None)
+    # Costs as much as all of the bridge, and few models need it.
+    from ts._runtime.asynchronous import EventLoop
+
+    loop = EventLoop()
+    try:
+        return _load_in(spec, functions, loop)
+    except BaseException:
+        loop.close()
+        raise
+
+
+def _load_in(spec: Spec, functions: Functions | None, loop: "EventLoop | None") -> "Session":
     model_dir = spec["model_dir"]
     manifest = loader.read_manifest(model_dir)
     pending: deque[Emission] = deque(maxlen=_MAX_PENDING_METRICS)
@@ -90,6 +111,7 @@ def _load(spec: Spec) -> "Session":
         metrics=metrics,
         model_yaml_config=loader.read_model_config(model_dir, manifest),
     )
+    context.output = Output(functions) if functions is not None else None
     with _load_lock:
         # The process's and not the thread's, but all workers of a host have one model folder.
         if spec["change_dir"]:
@@ -99,17 +121,38 @@ def _load(spec: Spec) -> "Session":
         if not isinstance(handler, type):
             # The module is shared by all workers of the host, and the usual `if data is None:`
             # initialises an object of the module, so one at a time.
-            handler(None, context)
+            _settle(handler(None, context), loop)
     if isinstance(handler, type):
         instance = handler()
-        instance.initialize(context)
+        _settle(instance.initialize(context), loop)
         entry = instance.handle
+        declares = instance
     else:
         entry = handler
+        declares = sys.modules.get(getattr(handler, "__module__", ""))
     if not threads_set:
         _set_intra_op_threads(spec["intra_op_threads"])
     entry = loader.wrap_in_envelope(spec["service_envelope"], entry)
-    return Session(entry, context, metrics, pending, spec["decode_input_request"])
+    side_effect_free = getattr(declares, "side_effect_free", False) is True
+    parts = (entry, context, metrics, pending, spec["decode_input_request"])
+    if loop is None or context.output is None:
+        continuous = spec["exchange"] == "continuous"
+        return Session(*parts, continuous, side_effect_free)
+    if not inspect.iscoroutinefunction(entry):
+        raise loader.HandlerError(
+            "`asyncCommunication` needs a handler whose `handle` is a coroutine function "
+            f"(`async def`); that of `{spec['handler']}` is none"
+        )
+    loop.soon(_set_intra_op_threads, spec["intra_op_threads"])
+    from ts._runtime.asynchronous import AsyncSession
+
+    return AsyncSession(loop, context.output, *parts, False, side_effect_free)
+
+
+def _settle(result: Any, loop: "EventLoop | None") -> None:
+    """Waits for what a handler's initialisation returned, if it is a coroutine."""
+    if loop is not None and inspect.isawaitable(result):
+        loop.wait_for(result)
 
 
 def _set_intra_op_threads(count: int) -> bool:
@@ -129,7 +172,16 @@ def _set_intra_op_threads(count: int) -> bool:
 class Session:
     """One worker's loaded handler."""
 
-    __slots__ = ("_context", "_decode", "_dimensions", "_entry", "_metrics", "_pending")
+    __slots__ = (
+        "_context",
+        "_continuous",
+        "_decode",
+        "_dimensions",
+        "_entry",
+        "_metrics",
+        "_pending",
+        "side_effect_free",
+    )
 
     def __init__(
         self,
@@ -138,12 +190,16 @@ class Session:
         metrics: MetricsCacheYamlImpl,
         pending: deque[Emission],
         decode: bool,
+        continuous: bool = False,
+        side_effect_free: bool = False,
     ) -> None:
         self._entry = entry
         self._context = context
         self._metrics = metrics
         self._pending = pending
         self._decode = decode
+        self._continuous = continuous
+        self.side_effect_free = side_effect_free
         self._dimensions = [("ModelName", context.model_name), ("Level", "Model")]
 
     def run(self, items: list[Item]) -> Outcome:
@@ -151,59 +207,102 @@ class Session:
 
         The kind is `ok`, `handler_failed`, `handler_status`, `out_of_memory`, `invalid_output`,
         `batch_mismatch` or `unsupported_output`; all but `ok` hold for each request of the batch.
+        Under `ok` a request that failed alone has `(kind, code, message)` in place of its reply.
         """
         context = self._context
         context.begin_batch(items)
         self._metrics.items = items
-        replies: list[Reply] = []
         try:
             started = perf_counter()
             rows = [values.row(parts, self._decode) for _, _, parts in items]
             answers = self._entry(rows, context)
             elapsed_ms = (perf_counter() - started) * 1000.0
-            if not isinstance(answers, list):
-                return self._refused(items, "invalid_output", f"it returned a {_name(answers)}")
-            if len(answers) != len(items):
-                reason = f"it returned {len(answers)} results for {len(items)} requests"
-                return self._refused(items, "batch_mismatch", reason)
-            processors = context.used_processors()
-            if processors is None:
-                replies = [(200, "", [], values.body(answer)) for answer in answers]
-            else:
-                replies = [
-                    (*processor.reply_head(), values.body(answer))
-                    for processor, answer in zip(processors, answers, strict=True)
-                ]
-        except values.UnsupportedOutputError as refused:
-            return self._refused(items, "unsupported_output", str(refused))
+            replies = replies_of(items, context, answers, self._continuous)
         except BaseException as raised:
             # Also `SystemExit`: the callers of this batch are owed an answer.
-            failures.print_traceback(f"handler failed on request {_ids(items)}", raised)
-            kind, code, message = failures.run_kind(raised)
-            return kind, code, message, [], self._take_metrics()
+            return (*failure_of(items, raised), [], self._take_metrics())
         finally:
             # Bodies of a finished batch are not kept alive until the next one.
             context.end_batch()
             self._metrics.items = None
+        return "ok", 200, "", replies, self._with_time(items, elapsed_ms)
+
+    def _with_time(self, items: list[Item], elapsed_ms: float) -> list[Emission]:
         emitted = self._take_metrics() if self._pending else []
         emitted.append(
-            ("PredictionTime", elapsed_ms, "Milliseconds", "gauge", self._dimensions, _ids(items))
+            ("PredictionTime", elapsed_ms, "Milliseconds", "gauge", self._dimensions, ids_of(items))
         )
-        return "ok", 200, "", replies, emitted
-
-    def _refused(self, items: list[Item], kind: str, reason: str) -> Outcome:
-        """The outcome for a handler that returned what cannot be sent."""
-        failures.print_line(f"result of the handler refused on request {_ids(items)}: {reason}")
-        return kind, 503, failures.REFUSALS[kind], [], self._take_metrics()
+        return emitted
 
     def _take_metrics(self) -> list[Emission]:
         # By count, since threads of the handler may add more meanwhile.
         return [self._pending.popleft() for _ in range(len(self._pending))]
 
 
-def _ids(items: list[Item]) -> str:
+class RefusedError(Exception):
+    """A handler returned what cannot be sent."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def replies_of(
+    items: list[Item], context: Context, answers: Any, continuous: bool
+) -> list[Reply | Failure]:
+    """What a handler returned, as the server takes it."""
+    if not isinstance(answers, list):
+        raise RefusedError("invalid_output", f"it returned a {type(answers).__name__}")
+    if len(answers) != len(items):
+        reason = f"it returned {len(answers)} results for {len(items)} requests"
+        raise RefusedError("batch_mismatch", reason)
+    context.end_parts()
+    if continuous:
+        _apply_stopping_criteria(context, answers)
+    processors = context.used_processors()
+    replies: list[Reply | Failure] = []
+    for index, answer in enumerate(answers):
+        if isinstance(answer, BaseException):
+            replies.append(failures.item(answer, items[index][0]))
+        elif processors is None:
+            replies.append((200, "", [], values.body(answer)))
+        else:
+            replies.append((*processors[index].reply_head(), values.body(answer)))
+    return replies
+
+
+def failure_of(items: list[Item], raised: BaseException) -> Failure:
+    """The failure of each request, told to the model's log."""
+    if isinstance(raised, values.UnsupportedOutputError):
+        raised = RefusedError("unsupported_output", str(raised))
+    if isinstance(raised, RefusedError):
+        line = f"result of the handler refused on request {ids_of(items)}: {raised}"
+        failures.print_line(line)
+        return raised.kind, 503, failures.REFUSALS[raised.kind]
+    if isinstance(raised, CallersLeftError):
+        failures.print_line(f"handler stopped on request {ids_of(items)}: {raised}")
+    else:
+        failures.print_traceback(f"handler failed on request {ids_of(items)}", raised)
+    return failures.run_kind(raised)
+
+
+def _apply_stopping_criteria(context: Context, answers: list[Any]) -> None:
+    """Marks each reply as the last one or not, as the handler's criterion for it says."""
+    criteria = context.stopping_criteria
+    if criteria is None:
+        return
+    for index, answer in enumerate(answers):
+        try:
+            criterion = criteria[index]
+        except LookupError:
+            continue
+        if criterion is None or isinstance(answer, BaseException):
+            continue
+        stop = criterion(answer)
+        if stop is not None:
+            context.set_response_header(index, STREAM_NEXT, "false" if stop else "true")
+
+
+def ids_of(items: list[Item]) -> str:
+    """The requests of a batch, for the log."""
     return items[0][0] if len(items) == 1 else ",".join([item[0] for item in items])
-
-
-def _name(value: object) -> str:
-    return type(value).__name__

@@ -41,6 +41,12 @@ def run_kind(raised: BaseException) -> tuple[str, int, str]:
     return "handler_failed", 503, "Prediction failed"
 
 
+def item(raised: BaseException, request_id: str) -> tuple[str, int, str]:
+    """The failure of one request for an exception that stands in place of its result."""
+    print_traceback(f"request {request_id} of the batch failed", raised)
+    return run_kind(raised)
+
+
 def one_line(raised: BaseException, model_dir: str = "") -> str:
     """`Type: text` without line breaks, cut to a length that fits a reply.
 

@@ -64,7 +64,7 @@ pub(crate) async fn serve(
         Ok(response) => response,
         Err(error) => respond::failure(&error, &id),
     };
-    passage.leave(&request, &id, response)
+    passage.leave(&request, &id, &edge, response)
 }
 
 async fn answer(

@@ -1,14 +1,18 @@
 //! From answers and failures to responses.
 
+use std::future::ready;
+
 use actix_web::HttpResponse;
+use actix_web::body::{BodyStream, BoxBody};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
     CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, InvalidHeaderValue, RETRY_AFTER,
     SET_COOKIE,
 };
+use futures_util::{StreamExt as _, stream};
 use parking_lot::RwLock;
 use serde::Serialize;
-use ts_serving::ServingError;
+use ts_serving::{Answer, ServingError};
 use ts_types::{Classify as _, ErrorClass, Reply, RequestId, with_causes};
 
 use super::RestError;
@@ -101,6 +105,35 @@ fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
     }
 }
 
+/// What a handler answered, in as many parts as it came.
+///
+/// # Errors
+/// As [`reply`].
+pub(crate) fn answer(answer: Answer) -> Result<HttpResponse, RestError> {
+    let Answer { reply: first, more } = answer;
+    let Some(more) = more else {
+        return reply(first);
+    };
+    let body = first.body.clone();
+    let response = reply(first)?;
+    if status::is_bodiless(response.status()) {
+        return Ok(response);
+    }
+    // An error ends the connection without the last chunk, so that the client sees it is not whole;
+    // what came before it is sent first.
+    let more = more.then(async |part| {
+        if part.is_err() {
+            tokio::task::yield_now().await;
+        }
+        part
+    });
+    // A chunk without bytes would be the last one.
+    let parts = stream::once(async { Ok(body) })
+        .chain(more)
+        .filter(|part| ready(part.as_ref().map_or(true, |part| !part.is_empty())));
+    Ok(response.set_body(BoxBody::new(BodyStream::new(Box::pin(parts)))))
+}
+
 /// What a handler answered. Its headers are taken as far as they can be sent.
 ///
 /// # Errors
@@ -148,7 +181,7 @@ pub(crate) fn reply(reply: Reply) -> Result<HttpResponse, RestError> {
         response.headers_mut().remove(CONTENT_LENGTH);
         return Ok(response);
     }
-    Ok(response.set_body(actix_web::body::BoxBody::new(reply.body)))
+    Ok(response.set_body(BoxBody::new(reply.body)))
 }
 
 /// The value as HTTP carries it: visible ASCII and Latin-1.

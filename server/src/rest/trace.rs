@@ -1,13 +1,18 @@
 //! What happens to every response, whatever its outcome: headers, counts, one access log line.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
 use actix_web::http::{ConnectionType, StatusCode};
-use actix_web::{HttpRequest, HttpResponse};
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
 use ts_types::RequestId;
 
+use super::Edge;
 use crate::telemetry::ResponseCounts;
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
@@ -82,12 +87,50 @@ impl Drop for Passage<'_> {
     }
 }
 
+/// A response in parts that is on its way.
+struct InWork(web::Data<Edge>);
+
+impl InWork {
+    fn enter(edge: web::Data<Edge>) -> Self {
+        edge.traffic.in_work.fetch_add(1, Ordering::AcqRel);
+        Self(edge)
+    }
+}
+
+impl Drop for InWork {
+    fn drop(&mut self) {
+        self.0.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The body of such a response.
+struct Held {
+    body: BoxBody,
+    _in_work: InWork,
+}
+
+impl MessageBody for Held {
+    type Error = Box<dyn std::error::Error>;
+
+    fn size(&self) -> BodySize {
+        self.body.size()
+    }
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        Pin::new(&mut self.body).poll_next(context)
+    }
+}
+
 impl Passage<'_> {
-    /// Marks, counts and logs the response.
+    /// Marks, counts and logs the response. One in parts stays in work until its last one.
     pub(crate) fn leave(
         self,
         request: &HttpRequest,
         id: &RequestId,
+        edge: &web::Data<Edge>,
         mut response: HttpResponse,
     ) -> HttpResponse {
         let status = response.status();
@@ -110,6 +153,15 @@ impl Passage<'_> {
         }
         self.traffic.counts.count(status);
         self.log(request, status);
+        if matches!(response.body().size(), BodySize::Stream) {
+            let in_work = InWork::enter(web::Data::clone(edge));
+            return response.map_body(|_, body| {
+                BoxBody::new(Held {
+                    body,
+                    _in_work: in_work,
+                })
+            });
+        }
         response
     }
 

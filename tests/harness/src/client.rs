@@ -1,5 +1,6 @@
 //! A small HTTP client: every status is an answer, not an error.
 
+use std::io::{BufReader, Read};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -43,6 +44,16 @@ impl Answer {
         assert_eq!(self.status, status, "{}", self.text());
         self
     }
+}
+
+/// An answer whose body is still to be read.
+pub struct Opened {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers in order, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// The rest; an error where the server broke it off.
+    pub body: BufReader<Box<dyn Read + Send>>,
 }
 
 /// A request being put together.
@@ -99,6 +110,22 @@ impl Request {
     /// # Errors
     /// No answer, or half of one.
     pub fn try_send(self) -> Result<Answer, ureq::Error> {
+        let mut opened = self.open()?;
+        let mut body = Vec::new();
+        opened.body.read_to_end(&mut body)?;
+        Ok(Answer {
+            status: opened.status,
+            headers: opened.headers,
+            body,
+        })
+    }
+
+    /// Sends it and returns with the head of the answer; the body is the test's to read, and
+    /// dropping it closes the connection.
+    ///
+    /// # Errors
+    /// No answer.
+    pub fn open(self) -> Result<Opened, ureq::Error> {
         let agent: Agent = Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(self.limit))
@@ -111,7 +138,7 @@ impl Request {
             request = request.header(name, value);
         }
         let request = request.body(self.body).expect("a valid request");
-        let mut response = agent.run(request)?;
+        let response = agent.run(request)?;
         let headers = response.headers().iter().map(|(name, value)| {
             (
                 name.to_string(),
@@ -120,15 +147,11 @@ impl Request {
         });
         let headers = headers.collect();
         let status = response.status().as_u16();
-        let body = response
-            .body_mut()
-            .with_config()
-            .limit(1 << 30)
-            .read_to_vec()?;
-        Ok(Answer {
+        let body = response.into_body().into_with_config().limit(1 << 30);
+        Ok(Opened {
             status,
             headers,
-            body,
+            body: BufReader::new(Box::new(body.reader())),
         })
     }
 }

@@ -15,5 +15,5 @@
 mod client;
 mod server;
 
-pub use client::{Answer, Request};
+pub use client::{Answer, Opened, Request};
 pub use server::{Running, Server};

@@ -1,13 +1,15 @@
 //! The calls into `ts._runtime.bridge`, the only Python that Rust calls by name.
 
+use std::sync::Arc;
+
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use ts_host::{Backend, Batch, BatchResult};
-use ts_wire::frame::{LoadFailure, LoadFailureKind, LoadModel};
+use ts_host::{Backend, Batch, BatchItem, BatchResult, Output};
+use ts_wire::frame::{Exchange, LoadFailure, LoadFailureKind, LoadModel, LoadedModel};
 
 use super::interpreter::PythonThread;
-use super::{convert, raised};
+use super::{convert, output, raised};
 
 const BRIDGE: &str = "ts._runtime.bridge";
 
@@ -18,26 +20,43 @@ pub(crate) fn start_interpreter(py: Python<'_>) -> PyResult<()> {
         .map(drop)
 }
 
-/// A worker's loaded handler.
+/// A worker's loaded handler: a `Session` of the bridge, or an `AsyncSession`.
 pub(crate) struct Session {
-    /// The bound method `Session.run`.
+    session: Py<PyAny>,
+    /// Its bound method `run`, or `start`.
     run: Py<PyAny>,
+    asynchronous: bool,
+    model: LoadedModel,
+    output: Arc<Output>,
     thread: PythonThread,
 }
 
 impl Session {
     /// Loads the model's handler.
-    pub(crate) fn load(model: &LoadModel) -> Result<Self, LoadFailure> {
+    pub(crate) fn load(model: &LoadModel, output: &Arc<Output>) -> Result<Self, LoadFailure> {
         let thread = PythonThread::register();
-        let run = thread.attach(|py| {
-            load(py, model)
+        let asynchronous = model.exchange == Exchange::Asynchronous;
+        let (session, run, loaded) = thread.attach(|py| {
+            let run = if asynchronous { "start" } else { "run" };
+            load(py, model, output, run)
                 .unwrap_or_else(|error| Err(raised::load_failure(py, &model.model_name, &error)))
         })?;
-        Ok(Self { run, thread })
+        Ok(Self {
+            session,
+            run,
+            asynchronous,
+            model: loaded,
+            output: Arc::clone(output),
+            thread,
+        })
     }
 }
 
 impl Backend for Session {
+    fn describe(&self) -> LoadedModel {
+        self.model
+    }
+
     fn run(&mut self, batch: &Batch<'_>) -> BatchResult {
         self.thread.attach(|py| {
             let ran = convert::items(py, batch)
@@ -49,24 +68,74 @@ impl Backend for Session {
             })
         })
     }
+
+    fn start(&mut self, item: &BatchItem<'_>) {
+        self.thread.attach(|py| {
+            let started =
+                convert::item_tuple(py, item).and_then(|item| self.run.bind(py).call1((item,)));
+            if let Err(error) = started {
+                let failed = Err(raised::run_failure(py, &error));
+                let answered = py.detach(|| self.output.answer(item.request_id, &failed, &[]));
+                if let Err(error) = answered {
+                    super::log(&format!("a request was not answered: {error}"));
+                }
+            }
+        });
+    }
+
+    fn cancel(&mut self, request_id: &str) {
+        self.thread.attach(|py| {
+            let session = self.session.bind(py);
+            if let Err(error) = session.call_method1(intern!(py, "cancel"), (request_id,)) {
+                raised::log(py, "breaking a request off failed", &error);
+            }
+        });
+    }
 }
 
 impl Drop for Session {
     /// Frees the model now. An object that is let go outside the interpreter waits for the next
     /// attach of any thread, and in a host whose other workers are idle that may be never.
     fn drop(&mut self) {
-        let Self { run, thread } = self;
-        thread.attach(|py| drop(std::mem::replace(run, py.None())));
+        let Self {
+            session,
+            run,
+            asynchronous,
+            thread,
+            ..
+        } = self;
+        thread.attach(|py| {
+            if *asynchronous && let Err(error) = session.bind(py).call_method0(intern!(py, "close"))
+            {
+                raised::log(py, "ending the event loop failed", &error);
+            }
+            drop(std::mem::replace(run, py.None()));
+            drop(std::mem::replace(session, py.None()));
+        });
     }
 }
 
-fn load(py: Python<'_>, model: &LoadModel) -> PyResult<Result<Py<PyAny>, LoadFailure>> {
+type Loaded = (Py<PyAny>, Py<PyAny>, LoadedModel);
+
+fn load(
+    py: Python<'_>,
+    model: &LoadModel,
+    output: &Arc<Output>,
+    run: &str,
+) -> PyResult<Result<Loaded, LoadFailure>> {
+    let functions = output::functions(py, output)?;
     let loaded = py
         .import(BRIDGE)?
-        .call_method1(intern!(py, "load"), (spec(py, model)?,))?;
+        .call_method1(intern!(py, "load"), (spec(py, model)?, functions))?;
     let (session, kind, message): (Bound<'_, PyAny>, String, String) = loaded.extract()?;
     if !session.is_none() {
-        return Ok(Ok(session.getattr(intern!(py, "run"))?.unbind()));
+        let loaded = LoadedModel {
+            side_effect_free: session
+                .getattr(intern!(py, "side_effect_free"))?
+                .extract()?,
+        };
+        let run = session.getattr(run)?.unbind();
+        return Ok(Ok((session.unbind(), run, loaded)));
     }
     let kind = match kind.as_str() {
         "out_of_memory" => LoadFailureKind::OutOfMemory,
@@ -91,6 +160,12 @@ fn spec<'py>(py: Python<'py>, model: &LoadModel) -> PyResult<Bound<'py, PyDict>>
     spec.set_item("handler", &model.handler)?;
     spec.set_item("gpu_id", model.gpu_id)?;
     spec.set_item("batch_size", model.batch_size)?;
+    let exchange = match model.exchange {
+        Exchange::Batches => "batches",
+        Exchange::Continuous => "continuous",
+        Exchange::Asynchronous => "asynchronous",
+    };
+    spec.set_item("exchange", exchange)?;
     spec.set_item("service_envelope", model.service_envelope.as_deref())?;
     spec.set_item("limit_max_image_pixels", model.limit_max_image_pixels)?;
     spec.set_item("decode_input_request", model.decode_input_request)?;

@@ -22,7 +22,11 @@ pub(crate) fn items<'py>(py: Python<'py>, batch: &Batch<'_>) -> PyResult<Bound<'
     Ok(items)
 }
 
-fn item_tuple<'py>(py: Python<'py>, item: &BatchItem<'_>) -> PyResult<Bound<'py, PyTuple>> {
+/// One request of it.
+pub(crate) fn item_tuple<'py>(
+    py: Python<'py>,
+    item: &BatchItem<'_>,
+) -> PyResult<Bound<'py, PyTuple>> {
     let headers = PyDict::new(py);
     for (name, value) in &item.headers {
         headers.set_item(name, value)?;
@@ -64,22 +68,29 @@ pub(crate) fn outcome(outcome: &Bound<'_, PyAny>, size: usize) -> PyResult<Batch
             }
             Ok(replies.iter().map(|reply| self::reply(&reply)).collect())
         }
-        "handler_failed" => Err(RunFailure::HandlerFailed),
-        "handler_status" => Err(RunFailure::HandlerStatus {
-            code: handler_status(&outcome.get_item(1)?),
-            message: text(&outcome.get_item(2)?)?,
-        }),
-        "out_of_memory" => Err(RunFailure::OutOfMemory),
-        "invalid_output" => Err(RunFailure::NotAList),
-        "batch_mismatch" => Err(RunFailure::LengthMismatch),
-        "unsupported_output" => Err(RunFailure::UnsupportedOutput),
-        unknown => {
-            return Err(PyTypeError::new_err(format!("an unknown kind `{unknown}`")));
-        }
+        kind => Err(failure(kind, outcome)?),
     };
     Ok(BatchResult {
         items,
         metrics: metrics(&outcome.get_item(4)?)?,
+    })
+}
+
+/// A failure: `(kind, code, message, …)`.
+fn failure(kind: &str, failure: &Bound<'_, PyTuple>) -> PyResult<RunFailure> {
+    Ok(match kind {
+        "handler_failed" => RunFailure::HandlerFailed,
+        "handler_status" => RunFailure::HandlerStatus {
+            code: handler_status(&failure.get_item(1)?),
+            message: text(&failure.get_item(2)?)?,
+        },
+        "out_of_memory" => RunFailure::OutOfMemory,
+        "invalid_output" => RunFailure::NotAList,
+        "batch_mismatch" => RunFailure::LengthMismatch,
+        "unsupported_output" => RunFailure::UnsupportedOutput,
+        unknown => {
+            return Err(PyTypeError::new_err(format!("an unknown kind `{unknown}`")));
+        }
     })
 }
 
@@ -90,20 +101,25 @@ fn handler_status(code: &Bound<'_, PyAny>) -> u16 {
         .unwrap_or(500)
 }
 
-/// One reply: `(status, reason, headers, body)`. A status or a header that is none is the mistake
-/// of the handler for this one request.
-fn reply(reply: &Bound<'_, PyAny>) -> Result<Item, RunFailure> {
-    item(reply).map_err(|error| super::raised::run_failure(reply.py(), &error))
+/// One reply, `(status, reason, headers, body)`, or the failure of this one request,
+/// `(kind, code, message)`. A status or a header that is none is the mistake of the handler for
+/// this one request.
+pub(crate) fn reply(reply: &Bound<'_, PyAny>) -> Result<Item, RunFailure> {
+    item(reply).unwrap_or_else(|error| Err(super::raised::run_failure(reply.py(), &error)))
 }
 
-fn item(reply: &Bound<'_, PyAny>) -> PyResult<Item> {
+fn item(reply: &Bound<'_, PyAny>) -> PyResult<Result<Item, RunFailure>> {
     let reply = reply.cast::<PyTuple>()?;
-    Ok(Item {
+    if reply.len() == 3 {
+        let kind = reply.get_item(0)?;
+        return failure(kind.cast::<PyString>()?.to_str()?, reply).map(Err);
+    }
+    Ok(Ok(Item {
         status: reply.get_item(0)?.extract()?,
         reason: text(&reply.get_item(1)?)?,
         headers: pairs(&reply.get_item(2)?)?,
         body: body(reply.get_item(3)?)?,
-    })
+    }))
 }
 
 /// The bytes of a reply. Immutable ones are lent, not copied; a `bytearray` may still be changed

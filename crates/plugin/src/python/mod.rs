@@ -3,6 +3,7 @@
 mod bridge;
 mod convert;
 mod interpreter;
+mod output;
 mod raised;
 
 pub(crate) use bridge::Session;

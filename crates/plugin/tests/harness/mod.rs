@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use ts_wire::frame::{
-    BackendKind, BatchOutcome, ControlRequest, EchoBehaviour, HostReply, HostSetup, ItemOutcome,
-    LoadFailure, LoadModel, MetricKind, PythonPlaces, RunBatch, RunFailure, RunItem, RunPart,
-    WorkerReply, WorkerRequest,
+    BackendKind, BatchOutcome, ControlRequest, EchoBehaviour, Exchange, HostReply, HostSetup,
+    ItemOutcome, LoadFailure, LoadModel, MetricKind, PythonPlaces, RunBatch, RunFailure, RunItem,
+    RunPart, WorkerReply, WorkerRequest,
 };
-use ts_wire::{Channel, Incoming, WireError};
+use ts_wire::{Channel, Departures, Incoming, WireError};
 
 const LIMIT: u64 = 1 << 30;
 
@@ -95,6 +95,7 @@ pub(crate) fn model(source: &str) -> Model {
         backend: BackendKind::Python,
         gpu_id: None,
         batch_size: 32,
+        exchange: Exchange::Batches,
         service_envelope: None,
         limit_max_image_pixels: true,
         decode_input_request: false,
@@ -201,14 +202,22 @@ impl Host {
             .unwrap();
         drop(theirs);
         let mut channel = Channel::new(ours, LIMIT);
+        let (departures, departed) = Departures::pair().unwrap();
         channel
-            .send(&WorkerRequest::Load(model.load.clone()), None)
+            .send(
+                &WorkerRequest::Load(model.load.clone()),
+                Some(departed.as_fd()),
+            )
             .unwrap();
-        let mut worker = Worker { channel };
+        drop(departed);
+        let mut worker = Worker {
+            channel,
+            _departures: departures,
+        };
         match worker.next().unwrap().header().unwrap() {
-            WorkerReply::Loaded => {}
+            WorkerReply::Loaded(_) => {}
             WorkerReply::LoadFailed(failure) => return Err(failure),
-            WorkerReply::Done(_) => panic!("an answer to no question"),
+            _ => panic!("an answer to no question"),
         }
         Ok(worker)
     }
@@ -268,6 +277,7 @@ impl Drop for Host {
 /// The server's end of a worker's channel.
 pub(crate) struct Worker {
     channel: Channel,
+    _departures: Departures,
 }
 
 /// One answer.

@@ -1,32 +1,28 @@
-//! The thread behind one worker: starts it, hands it batches, answers their jobs, and starts it
-//! again when it is lost.
+//! The thread behind one worker: starts it, serves with it (`exchange.rs`), and starts it again
+//! when it is lost.
 //!
 //! A generation is one incarnation of the worker: its own thread or process, its own channel. When
 //! it is lost its channel goes with it, so nothing late from it can be heard. Every job that was
 //! handed over is answered here, whatever happens; jobs that were not go back to the queue.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
-use ts_types::{DeviceType, Isolation, Reply, with_causes};
-use ts_wire::frame::{
-    BatchOutcome, ItemOutcome, LoadFailureKind, LoadModel, MetricEvent, RunBatch, RunFailure,
-    RunItem, RunPart, WorkerReply, WorkerRequest,
-};
-use ts_wire::{Channel, Incoming, WireError};
+use ts_types::{DeviceType, Isolation, with_causes};
+use ts_wire::frame::{LoadFailureKind, LoadModel, LoadedModel, WorkerReply, WorkerRequest};
+use ts_wire::{Channel, Departures, WireError};
 
 use crate::error::{ServingError, StartFailure};
-use crate::job::Job;
+use crate::pool::exchange;
 use crate::pool::hosts::{Host, HostLease, HostStartError};
 use crate::pool::logs::ModelLog;
 use crate::pool::restart::{Failures, Restart};
 use crate::pool::{Phase, PoolSpec, SlotStatus};
-use crate::queue::{Batch, Taken};
 use crate::spec::intra_op_threads;
 
 /// Room for what travels beside the bodies of a batch.
@@ -94,7 +90,7 @@ impl SlotControl {
         }
     }
 
-    fn stopping(&self) -> bool {
+    pub(super) fn stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
 
@@ -109,24 +105,24 @@ impl SlotControl {
 
 /// The thread behind one worker.
 pub(crate) struct Dispatcher {
-    id: u32,
-    spec: Arc<PoolSpec>,
-    control: Arc<SlotControl>,
+    pub(super) id: u32,
+    pub(super) spec: Arc<PoolSpec>,
+    pub(super) control: Arc<SlotControl>,
     publish: watch::Sender<SlotStatus>,
-    nothing_healthy_left: Box<dyn Fn() -> bool + Send>,
+    nothing_healthy_left: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// A worker that has loaded its model.
-struct Worker {
-    host: Arc<HostLease>,
-    channel: Channel,
+pub(super) struct Worker {
+    pub(super) host: Arc<HostLease>,
+    pub(super) channel: Channel,
+    /// Tells it of callers that have left.
+    pub(super) departures: Departures,
+    pub(super) model: LoadedModel,
 }
 
-/// What came of each request of a batch, in its order.
-type Replies = Vec<Result<Reply, RunFailure>>;
-
 /// Why a worker takes no more batches.
-enum End {
+pub(super) enum End {
     /// The slot is to end.
     Asked,
     /// The worker is lost.
@@ -139,7 +135,7 @@ impl Dispatcher {
         spec: Arc<PoolSpec>,
         control: Arc<SlotControl>,
         publish: watch::Sender<SlotStatus>,
-        nothing_healthy_left: Box<dyn Fn() -> bool + Send>,
+        nothing_healthy_left: Box<dyn Fn() -> bool + Send + Sync>,
     ) -> Self {
         Self {
             id,
@@ -159,7 +155,7 @@ impl Dispatcher {
     }
 
     /// TorchServe's name for a worker thread, which log shippers parse.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         format!("W-{}-{}_{}", self.id, self.spec.model, self.spec.version)
     }
 
@@ -207,7 +203,7 @@ impl Dispatcher {
     }
 
     /// The slot was asked to end, or its queue will never hold a job again.
-    fn ending(&self) -> bool {
+    pub(super) fn ending(&self) -> bool {
         self.control.stopping() || self.spec.queue.is_closed()
     }
 
@@ -298,8 +294,8 @@ impl Dispatcher {
             intra_op_threads: threads,
             ..self.spec.load.clone()
         };
-        match load(&mut channel, model, deadline) {
-            Ok(()) => {}
+        let (model, departures) = match load(&mut channel, model, deadline) {
+            Ok(loaded) => loaded,
             Err(LoadError::Refused(failure)) => return Err(failure),
             // The host of this worker alone ends as it is dropped; one that others serve in stays.
             Err(LoadError::Wire(WireError::TimedOut)) => {
@@ -308,7 +304,7 @@ impl Dispatcher {
             Err(LoadError::Wire(error)) => {
                 return Err(self.lost(&host, &error, "while it loaded the model", limit));
             }
-        }
+        };
         self.warm_up(&mut channel, &host, deadline, limit)?;
         self.control.ready.store(true, Ordering::SeqCst);
         self.publish
@@ -322,7 +318,12 @@ impl Dispatcher {
             millis = began.elapsed().as_millis(),
             "worker ready"
         );
-        Ok(Worker { host, channel })
+        Ok(Worker {
+            host,
+            channel,
+            departures,
+            model,
+        })
     }
 
     /// Has the worker answer the model's samples. One that cannot is not ready.
@@ -334,22 +335,16 @@ impl Dispatcher {
         limit: Duration,
     ) -> Result<(), StartFailure> {
         for (file, request) in self.spec.warm_up.requests(&self.spec.model) {
-            let (job, _nobody_waits) = Job::new(request, Instant::now());
-            let answered = hand_over(channel, &[job]).and_then(|()| {
-                let incoming = channel.receive(deadline)?;
-                finished(&incoming, 1).map(|(replies, _)| replies)
-            });
+            let answered = exchange::ask(channel, std::slice::from_ref(&request), deadline)
+                .map(|replies| replies.and_then(|mut replies| replies.remove(0)));
             let reason = match answered {
                 Err(WireError::TimedOut) => {
                     return Err(self.timed_out("while it warmed up", limit));
                 }
                 Err(error) => return Err(self.lost(host, &error, "while it warmed up", limit)),
-                Ok(replies) => match replies.into_iter().next() {
-                    Some(Ok(reply)) if reply.status < 400 => continue,
-                    Some(Ok(reply)) => format!("status {}", reply.status),
-                    Some(Err(failure)) => ServingError::Run(failure).to_string(),
-                    None => "no answer".to_owned(),
-                },
+                Ok(Ok(reply)) if reply.status < 400 => continue,
+                Ok(Ok(reply)) => format!("status {}", reply.status),
+                Ok(Err(failure)) => ServingError::Run(failure).to_string(),
             };
             return Err(StartFailure {
                 text: format!("the warm-up with `{file}` failed: {reason}"),
@@ -378,16 +373,15 @@ impl Dispatcher {
         let size = self.spec.load.batch_size as usize;
         for batch in self.spec.warm_up.batches(&self.spec.model, size) {
             let count = batch.len();
-            let expected = queue.expected(count).unwrap_or_default();
-            if expected > LONGEST_TRIAL {
+            if queue
+                .expected(count)
+                .is_some_and(|expected| expected > LONGEST_TRIAL)
+            {
                 break;
             }
             let now = Instant::now();
-            let jobs: Vec<Job> = batch.into_iter().map(|one| Job::new(one, now).0).collect();
-            hand_over(channel, &jobs)?;
-            let incoming = channel.receive(deadline)?;
-            let (replies, _) = finished(&incoming, count)?;
-            if replies.iter().any(Result::is_err) {
+            let replies = exchange::ask(channel, &batch, deadline)?;
+            if replies.is_err() {
                 break;
             }
             queue.note(count, now.elapsed());
@@ -462,87 +456,14 @@ impl Dispatcher {
         Ok(host)
     }
 
-    /// Hands batches to the worker until it is lost or the slot is to end.
-    fn serve(&self, worker: &mut Worker, unsuccessful: &mut u32) -> End {
-        let queue = &self.spec.queue;
-        loop {
-            let stop = || self.control.stopping() || !worker.host.is_alive();
-            let Taken::Batch(Batch { jobs, running }) = queue.take(self.id, stop, None) else {
-                if self.ending() {
-                    return End::Asked;
-                }
-                return End::Lost(self.lost(
-                    &worker.host,
-                    &WireError::Closed,
-                    "while it was idle",
-                    Duration::ZERO,
-                ));
-            };
-            let count = jobs.len();
-            let handed_over = Instant::now();
-            match hand_over(&mut worker.channel, &jobs) {
-                Ok(()) => {}
-                Err(error @ WireError::Closed) => {
-                    // They never reached a worker, so another may have them.
-                    queue.put_back(jobs);
-                    let during = "before it took a batch";
-                    return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
-                }
-                Err(error) => {
-                    let reason = error.to_string();
-                    tracing::warn!(
-                        worker = self.name(),
-                        reason,
-                        "a batch cannot be handed over"
-                    );
-                    for job in jobs {
-                        let reason = reason.clone();
-                        job.fail(ServingError::NotHandedOver { reason });
-                    }
-                    if error.is_before_sending() {
-                        // It is the batch that cannot travel, not the worker.
-                        continue;
-                    }
-                    let during = "while it was handed a batch";
-                    return End::Lost(self.lost(&worker.host, &error, during, Duration::ZERO));
-                }
-            }
-            let limit = self.spec.limits.read().response_timeout;
-            let received = worker.channel.receive(handed_over.checked_add(limit));
-            let backend_time = handed_over.elapsed();
-            let read = received.and_then(|incoming| finished(&incoming, count));
-            match read {
-                Ok((replies, events)) => {
-                    *unsuccessful = 0;
-                    running.took(backend_time);
-                    answer(jobs, replies, handed_over);
-                    self.spec
-                        .surroundings
-                        .handler_metrics
-                        .record(&self.spec.model, &events);
-                    let overhead = handed_over.elapsed().saturating_sub(backend_time);
-                    self.spec.metrics.batch_done(overhead);
-                }
-                Err(error) => {
-                    *unsuccessful += 1;
-                    tracing::warn!(
-                        worker = self.name(),
-                        "Number or consecutive unsuccessful inference {unsuccessful}"
-                    );
-                    let failure = self.lost(&worker.host, &error, "while it ran a batch", limit);
-                    for job in jobs {
-                        job.fail(ServingError::WorkerDied {
-                            out_of_memory: failure.out_of_memory,
-                        });
-                    }
-                    return End::Lost(failure);
-                }
-            }
-        }
-    }
-
     /// Explains the loss of a worker, and makes sure that what is lost is also gone.
-    fn lost(&self, host: &Host, error: &WireError, during: &str, limit: Duration) -> StartFailure {
+    pub(super) fn lost(
+        &self,
+        host: &Host,
+        error: &WireError,
+        during: &str,
+        limit: Duration,
+    ) -> StartFailure {
         let failure = |text: String, out_of_memory| StartFailure {
             text,
             out_of_memory,
@@ -609,20 +530,23 @@ fn load(
     channel: &mut Channel,
     model: LoadModel,
     deadline: Option<Instant>,
-) -> Result<(), LoadError> {
-    let request = WorkerRequest::Load(model);
-    channel.send(&request, None).map_err(LoadError::Wire)?;
+) -> Result<(LoadedModel, Departures), LoadError> {
+    let (departures, departed) = Departures::pair().map_err(LoadError::Wire)?;
+    channel
+        .send(&WorkerRequest::Load(model), Some(departed.as_fd()))
+        .map_err(LoadError::Wire)?;
+    drop(departed);
     let incoming = channel.receive(deadline).map_err(LoadError::Wire)?;
     match incoming.header().map_err(LoadError::Wire)? {
-        WorkerReply::Loaded => Ok(()),
+        WorkerReply::Loaded(model) => Ok((model, departures)),
         WorkerReply::LoadFailed(failure) => Err(LoadError::Refused(StartFailure {
             text: failure.message,
             out_of_memory: failure.kind == LoadFailureKind::OutOfMemory,
             permanent: failure.kind == LoadFailureKind::Permanent,
         })),
-        WorkerReply::Done(_) => Err(LoadError::Wire(WireError::Malformed(
-            "a batch that nobody asked for",
-        ))),
+        WorkerReply::Done(_) | WorkerReply::Chunks(_) | WorkerReply::Answered(_) => Err(
+            LoadError::Wire(WireError::Malformed("a batch that nobody asked for")),
+        ),
     }
 }
 
@@ -632,91 +556,4 @@ fn host_failure(error: &HostStartError) -> StartFailure {
         out_of_memory: false,
         permanent: false,
     }
-}
-
-fn hand_over(channel: &mut Channel, jobs: &[Job]) -> Result<(), WireError> {
-    let mut values: Vec<&[u8]> = Vec::with_capacity(jobs.len());
-    let items = jobs.iter().map(|job| {
-        let request = &job.request;
-        let parts = request.parts.iter().map(|part| {
-            values.push(&part.value);
-            RunPart {
-                name: &part.name,
-                content_type: &part.content_type,
-                value_bytes: part.value.len() as u64,
-            }
-        });
-        RunItem {
-            request_id: request.id.as_str(),
-            parts: parts.collect(),
-            headers: request
-                .headers
-                .iter()
-                .map(|(k, v)| (k.as_str(), v.as_str()))
-                .collect(),
-        }
-    });
-    let run = WorkerRequest::Run(RunBatch {
-        items: items.collect(),
-    });
-    channel.send_payload(&run, &values)
-}
-
-fn answer(jobs: Vec<Job>, replies: Replies, handed_over: Instant) {
-    for (job, reply) in jobs.into_iter().zip(replies) {
-        match reply {
-            Ok(reply) => job.succeed(reply, handed_over),
-            Err(failure) => job.fail(ServingError::Run(failure)),
-        }
-    }
-}
-
-/// What a worker says of a batch of `jobs` requests: their replies, and what the handler recorded.
-fn finished<'a>(
-    incoming: &Incoming<'a>,
-    jobs: usize,
-) -> Result<(Replies, Vec<MetricEvent<'a>>), WireError> {
-    match incoming.header()? {
-        WorkerReply::Done(done) => {
-            Ok((replies(done.outcome, incoming.payload, jobs)?, done.metrics))
-        }
-        WorkerReply::Loaded | WorkerReply::LoadFailed(_) => {
-            Err(WireError::Malformed("a worker that loads twice"))
-        }
-    }
-}
-
-/// The replies of a finished batch of `jobs` requests, copied out of the channel's buffer.
-fn replies(outcome: BatchOutcome<'_>, payload: &[u8], jobs: usize) -> Result<Replies, WireError> {
-    let items = match outcome {
-        BatchOutcome::Failed(failure) => return Ok(vec![Err(failure); jobs]),
-        BatchOutcome::Items(items) => items,
-    };
-    if items.len() != jobs {
-        return Err(WireError::Malformed(
-            "a reply for another number of requests",
-        ));
-    }
-    let mut rest = payload;
-    let mut replies = Vec::with_capacity(jobs);
-    for item in items {
-        replies.push(match item {
-            ItemOutcome::Failed(failure) => Err(failure),
-            ItemOutcome::Reply(reply) => {
-                let bytes = usize::try_from(reply.body_bytes).unwrap_or(usize::MAX);
-                let (body, after) = rest
-                    .split_at_checked(bytes)
-                    .ok_or(WireError::Malformed("bodies longer than their payload"))?;
-                rest = after;
-                let headers = reply.headers.into_iter();
-                Ok(Reply {
-                    status: reply.status,
-                    reason: reply.reason.to_owned(),
-                    headers: headers.map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
-                    body: Bytes::copy_from_slice(body),
-                })
-            }
-        });
-    }
-    Ok(replies)
 }

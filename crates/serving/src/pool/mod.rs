@@ -4,7 +4,9 @@
 //! host, hands it batches from the queue, and starts it again when it is lost. The pool itself
 //! only adds slots, stops slots and reads what they publish.
 
+mod conversation;
 mod dispatcher;
+mod exchange;
 mod hosts;
 mod logs;
 pub(crate) mod python;
@@ -81,6 +83,8 @@ pub(crate) struct PoolSpec {
     pub(crate) warm_up: WarmUp,
     pub(crate) isolation: Isolation,
     pub(crate) device_type: Option<DeviceType>,
+    /// `None` leaves it to the handler.
+    pub(crate) isolate_bad_requests: Option<bool>,
     pub(crate) needs_python: bool,
     pub(crate) limits: RwLock<ModelLimits>,
     /// Copied out of the limits: every request reads it.
@@ -106,6 +110,7 @@ impl PoolSpec {
             scheduling,
             load,
             warm_up,
+            isolate_bad_requests,
             ..
         } = resolved;
         let rules = QueueRules {
@@ -130,6 +135,7 @@ impl PoolSpec {
             version,
             isolation,
             device_type,
+            isolate_bad_requests,
             needs_python: load.backend == BackendKind::Python,
             load,
             warm_up,

@@ -362,6 +362,8 @@ async fn own_description(
     edge.inference
         .infer(request)
         .await
+        // A description in parts is its first one.
+        .map(|answer| answer.reply)
         .map_err(|error| match error {
             ServingError::Refused { .. } => ServingError::NoWorkerToDescribe { model }.into(),
             lost if lost.class() == ErrorClass::WorkerLost => RestError::NotDescribed(lost),
@@ -403,6 +405,7 @@ struct Described {
     max_sequence_job_queue_size: usize,
     loaded_at_startup: bool,
     worker_isolation: Isolation,
+    async_communication: bool,
     workers: Vec<DescribedWorker>,
     job_queue_status: QueueStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -457,7 +460,7 @@ impl Described {
                 .map(ts_types::DeviceType::as_str)
                 .unwrap_or_default(),
             device_ids: version.device_ids.clone(),
-            continuous_batching: false,
+            continuous_batching: version.continuous_batching,
             use_job_ticket: scheduling.job_ticket,
             use_venv: false,
             stateful: sequences.is_some(),
@@ -467,6 +470,7 @@ impl Described {
             max_sequence_job_queue_size: sequences.map_or(0, |policy| policy.max_queued),
             loaded_at_startup: version.loaded_at_startup,
             worker_isolation: version.isolation,
+            async_communication: version.async_communication,
             workers: version.workers.iter().map(DescribedWorker::of).collect(),
             job_queue_status: QueueStatus {
                 remaining_capacity: version.remaining_capacity,

@@ -82,7 +82,7 @@ pub(super) async fn predict(
         headers,
         urgency,
     };
-    respond::reply(edge.inference.infer(request).await?)
+    respond::answer(edge.inference.infer(request).await?)
 }
 
 fn urgency(request: &HttpRequest) -> Result<Urgency, RestError> {

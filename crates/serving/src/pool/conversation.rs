@@ -1,0 +1,303 @@
+//! The asynchronous way (`asyncCommunication: true`): requests are sent as they come, their replies
+//! come as they are ready. One thread sends, another one listens.
+//!
+//! At most as many requests are with the worker as its queue may hold; the rest waits in the queue,
+//! so that its limit keeps its meaning. A request without a word for `responseTimeout` fails alone
+//! and is broken off; a worker that then says nothing at all for as long again is lost.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use ts_wire::frame::{WorkerReply, WorkerRequest};
+use ts_wire::{Receiver, Sender, WireError};
+
+use crate::error::ServingError;
+use crate::job::Job;
+use crate::pool::dispatcher::{Dispatcher, End, Worker};
+use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
+use crate::queue::Taken;
+
+/// The requests that the worker has.
+struct InFlight {
+    state: Mutex<State>,
+    /// One has ended, or the worker is lost.
+    room: Condvar,
+    /// The worker is lost: nothing more can be handed to it.
+    lost: AtomicBool,
+    /// Nothing more will be handed to it.
+    finishing: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    requests: HashMap<String, Request>,
+}
+
+struct Request {
+    handed_over: Instant,
+    due: Option<Instant>,
+    /// `None` once it was answered for its silence.
+    held: Option<Held>,
+    /// Since when it is to be broken off.
+    broken_off: Option<Instant>,
+    /// The worker was told so.
+    told: bool,
+}
+
+impl Dispatcher {
+    /// Serves until the worker is lost or the slot is to end; then what it has is finished.
+    pub(super) fn converse(&self, worker: &mut Worker) -> End {
+        let Worker {
+            host,
+            channel,
+            departures,
+            ..
+        } = worker;
+        let (sender, receiver) = channel.halves();
+        let sender = Mutex::new(sender);
+        let in_flight = InFlight {
+            state: Mutex::default(),
+            room: Condvar::new(),
+            lost: AtomicBool::new(false),
+            finishing: AtomicBool::new(false),
+        };
+        let listened = std::thread::scope(|scope| {
+            let listening = std::thread::Builder::new()
+                .name(format!("{}-replies", self.name()))
+                .spawn_scoped(scope, || {
+                    let _lost_when_it_returns = LostAtEnd(self, &in_flight);
+                    self.listen(receiver, &sender, departures, &in_flight)
+                });
+            let listening = match listening {
+                Ok(listening) => listening,
+                Err(source) => {
+                    return Err(WireError::System {
+                        call: "spawning a thread",
+                        source,
+                    });
+                }
+            };
+            if let Err(error) = self.send_on(&sender, &in_flight, || host.is_alive()) {
+                // Whoever listens has to see it too.
+                tracing::warn!(worker = self.name(), %error, "a request cannot be handed over");
+                host.kill();
+            }
+            in_flight.finishing.store(true, Ordering::SeqCst);
+            listening.join().unwrap_or(Err(WireError::Closed))
+        });
+        match listened {
+            Ok(()) => End::Asked,
+            Err(error) => {
+                let limit = self.spec.limits.read().response_timeout;
+                let failure = self.lost(host, &error, "while it served", limit);
+                for request in in_flight.state.into_inner().requests.into_values() {
+                    if let Some(held) = request.held {
+                        held.job.fail(ServingError::WorkerDied {
+                            out_of_memory: failure.out_of_memory,
+                        });
+                    }
+                }
+                End::Lost(failure)
+            }
+        }
+    }
+
+    /// Hands requests over as they come, until the slot is to end or the worker is lost.
+    fn send_on(
+        &self,
+        sender: &Mutex<&mut Sender>,
+        in_flight: &InFlight,
+        host_is_alive: impl Fn() -> bool,
+    ) -> Result<(), WireError> {
+        let bound = self.spec.limits.read().job_queue_size.max(1);
+        let over =
+            || self.control.stopping() || in_flight.lost.load(Ordering::SeqCst) || !host_is_alive();
+        loop {
+            {
+                let mut state = in_flight.state.lock();
+                while state.requests.len() >= bound && !over() {
+                    in_flight.room.wait_for(&mut state, LOOK_EVERY);
+                }
+            }
+            let Taken::Batch(batch) = self.spec.queue.take(self.id, over, None) else {
+                return Ok(());
+            };
+            let limit = self.spec.limits.read().response_timeout;
+            for single in batch.singly() {
+                let request = single.0.request.clone();
+                in_flight.add(Held::single(single), limit);
+                let items = std::iter::once((&request, false));
+                let handed = hand_over(*sender.lock(), items, Payload::Inline);
+                let Err(error) = handed else { continue };
+                let job = in_flight.remove(request.id.as_str());
+                match error {
+                    // It never reached a worker, so another may have it.
+                    WireError::Closed => {
+                        self.spec.queue.put_back(job.into_iter().collect());
+                        return Ok(());
+                    }
+                    error => {
+                        let reason = error.to_string();
+                        if let Some(job) = job {
+                            job.fail(ServingError::NotHandedOver { reason });
+                        }
+                        if !error.is_before_sending() {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers requests until nothing more is to come.
+    fn listen(
+        &self,
+        receiver: &mut Receiver,
+        sender: &Mutex<&mut Sender>,
+        departures: &ts_wire::Departures,
+        in_flight: &InFlight,
+    ) -> Result<(), WireError> {
+        let unread_limit = self.unread_limit();
+        let mut heard = Instant::now();
+        let mut looked = heard;
+        loop {
+            let limit = self.spec.limits.read().response_timeout;
+            if let Some(incoming) = receiver.receive_within(LOOK_EVERY)? {
+                heard = Instant::now();
+                match incoming.header()? {
+                    WorkerReply::Chunks(chunks) => {
+                        let mut state = in_flight.state.lock();
+                        each_part(chunks, incoming.payload, |id, part| match part {
+                            Ok(reply) => {
+                                let Some(request) = state.requests.get_mut(id) else {
+                                    return;
+                                };
+                                request.due = heard.checked_add(limit);
+                                let handed_over = request.handed_over;
+                                if let Some(held) = &mut request.held {
+                                    held.part(reply, handed_over, unread_limit, departures);
+                                }
+                            }
+                            Err(failure) => {
+                                let request = state.requests.get_mut(id);
+                                if let Some(held) = request.and_then(|request| request.held.take())
+                                {
+                                    held.job.fail(ServingError::Run(failure));
+                                }
+                            }
+                        })?;
+                    }
+                    WorkerReply::Answered(done) => {
+                        let outcome = reply(done.outcome, &mut { incoming.payload })?;
+                        let request = in_flight.state.lock().requests.remove(done.request_id);
+                        in_flight.room.notify_one();
+                        if let Some(request) = request {
+                            if let Some(Held { job, .. }) = request.held {
+                                match outcome {
+                                    Ok(reply) => job.succeed(reply, request.handed_over),
+                                    Err(failure) => job.fail(ServingError::Run(failure)),
+                                }
+                            }
+                            let took = request.handed_over.elapsed();
+                            self.record(&done.metrics, request.handed_over, took);
+                        }
+                    }
+                    _ => return Err(WireError::Malformed("words that answer no request")),
+                }
+            }
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                self.look(sender, departures, in_flight, heard, limit)?;
+            }
+            if in_flight.finishing.load(Ordering::SeqCst)
+                && in_flight.state.lock().requests.is_empty()
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Looks for callers that have left and for requests whose time is over.
+    fn look(
+        &self,
+        sender: &Mutex<&mut Sender>,
+        departures: &ts_wire::Departures,
+        in_flight: &InFlight,
+        heard: Instant,
+        limit: Duration,
+    ) -> Result<(), WireError> {
+        let now = Instant::now();
+        let mut silent = false;
+        let mut state = in_flight.state.lock();
+        state.requests.retain(|id, request| {
+            if let Some(held) = &mut request.held {
+                held.tell_departure(departures);
+            }
+            let over = request.due.is_some_and(|due| due <= now);
+            match request.broken_off {
+                None if over => {
+                    if let Some(held) = request.held.take() {
+                        held.job.fail(ServingError::NoResponse { limit });
+                    }
+                    request.broken_off = Some(now);
+                    request.due = now.checked_add(limit);
+                }
+                Some(since) if over => {
+                    silent |= heard <= since;
+                    // If not, it does not end, but its worker has life in it.
+                    return false;
+                }
+                None | Some(_) => {}
+            }
+            if request.broken_off.is_some() && !request.told {
+                // Not while the other thread sends: it may wait for a worker that does not read,
+                // and this thread is the one to notice.
+                request.told = sender.try_lock().is_some_and(|mut sender| {
+                    let cancel = WorkerRequest::Cancel { request_id: id };
+                    sender.send(&cancel, None).is_ok()
+                });
+            }
+            true
+        });
+        drop(state);
+        in_flight.room.notify_one();
+        if silent {
+            return Err(WireError::TimedOut);
+        }
+        Ok(())
+    }
+}
+
+impl InFlight {
+    fn add(&self, held: Held, limit: Duration) {
+        let now = Instant::now();
+        let id = held.job.request.id.as_str().to_owned();
+        let request = Request {
+            handed_over: now,
+            due: now.checked_add(limit),
+            held: Some(held),
+            broken_off: None,
+            told: false,
+        };
+        self.state.lock().requests.insert(id, request);
+    }
+
+    fn remove(&self, id: &str) -> Option<Job> {
+        let request = self.state.lock().requests.remove(id)?;
+        request.held.map(|held| held.job)
+    }
+}
+
+/// Makes the end of the listening thread known to the one that sends.
+struct LostAtEnd<'l>(&'l Dispatcher, &'l InFlight);
+
+impl Drop for LostAtEnd<'_> {
+    fn drop(&mut self) {
+        self.1.lost.store(true, Ordering::SeqCst);
+        self.1.room.notify_all();
+        self.0.spec.queue.wake_all();
+    }
+}

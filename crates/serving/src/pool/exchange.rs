@@ -1,0 +1,590 @@
+//! What a dispatcher and its worker say to each other once the model is loaded: batch after batch,
+//! or steps of one that goes on. `conversation.rs` has the asynchronous way.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ts_types::{InferRequest, Reply, RequestKind};
+use ts_wire::frame::{
+    BatchDone, BatchOutcome, Chunk, Exchange, ItemOutcome, MetricEvent, RunBatch, RunFailure,
+    RunItem, RunPart, WorkerReply, WorkerRequest,
+};
+use ts_wire::{Channel, Departures, Sender, WireError};
+
+use crate::error::ServingError;
+use crate::job::Job;
+use crate::pool::dispatcher::{Dispatcher, End, Worker};
+use crate::queue::{Batch, Running, Taken};
+
+/// How often a dispatcher that waits for its worker looks for callers that have left.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Set by a handler for a request that goes on.
+const STREAM_NEXT: &str = "ts_stream_next";
+
+/// One outcome for each request of a batch, in its order.
+pub(super) type Replies = Vec<Result<Reply, RunFailure>>;
+
+/// A job that its worker has.
+pub(super) struct Held {
+    pub(super) job: Job,
+    /// The worker was told that its caller has left.
+    pub(super) told: bool,
+    /// The worker has had its parts.
+    known: bool,
+    /// Its share in what runs, where it ends at a time of its own.
+    #[expect(dead_code, reason = "held for its drop")]
+    running: Option<Running>,
+}
+
+impl Held {
+    pub(super) fn new(job: Job) -> Self {
+        Self {
+            job,
+            told: false,
+            known: false,
+            running: None,
+        }
+    }
+
+    /// One that ends at a time of its own.
+    pub(super) fn single((job, running): (Job, Running)) -> Self {
+        Self {
+            running: Some(running),
+            ..Self::new(job)
+        }
+    }
+
+    /// Tells the worker, once, if nobody waits for the job any more.
+    pub(super) fn tell_departure(&mut self, departures: &Departures) {
+        if !self.told && self.job.is_abandoned() {
+            departures.tell(self.job.request.id.as_str());
+            self.told = true;
+        }
+    }
+
+    /// Passes a part of the reply on.
+    pub(super) fn part(
+        &mut self,
+        reply: Reply,
+        handed_over: Instant,
+        limit: usize,
+        departures: &Departures,
+    ) {
+        if self.job.part(reply, handed_over, limit).is_err() {
+            self.tell_departure(departures);
+        }
+    }
+}
+
+/// A batch that has run. Jobs that ended before it did are gone from it.
+struct Round {
+    held: Vec<Option<Held>>,
+    handed_over: Instant,
+    took: Duration,
+    outcome: Result<Replies, RunFailure>,
+}
+
+impl Dispatcher {
+    /// Hands requests to the worker until it is lost or the slot is to end.
+    pub(super) fn serve(&self, worker: &mut Worker, unsuccessful: &mut u32) -> End {
+        let ended = match self.spec.load.exchange {
+            Exchange::Batches => self.serve_batches(worker, unsuccessful),
+            Exchange::Continuous => self.serve_continuously(worker, unsuccessful),
+            Exchange::Asynchronous => return self.converse(worker),
+        };
+        match ended {
+            Err(end) => end,
+        }
+    }
+
+    fn serve_batches(
+        &self,
+        worker: &mut Worker,
+        unsuccessful: &mut u32,
+    ) -> Result<std::convert::Infallible, End> {
+        loop {
+            let Batch { jobs, running } = self.next_batch(worker)?;
+            self.run_batch(worker, jobs, &running, unsuccessful)?;
+        }
+    }
+
+    /// Runs a batch and answers it. One that the handler raised on is run again in halves, if that
+    /// may be, until only what it raises on is left.
+    fn run_batch(
+        &self,
+        worker: &mut Worker,
+        jobs: Vec<Job>,
+        running: &Running,
+        unsuccessful: &mut u32,
+    ) -> Result<(), End> {
+        let mut round = match self.round(worker, hold(jobs), unsuccessful)? {
+            Some(round) => round,
+            None => return Ok(()),
+        };
+        if round.outcome.is_ok() {
+            running.took(round.took);
+        }
+        // Halves that wait, the next one last.
+        let mut waiting: Vec<Vec<Job>> = Vec::new();
+        loop {
+            match round.outcome {
+                Err(failure) if self.may_split(worker, &round.held, &failure) => {
+                    tracing::debug!(
+                        worker = self.name(),
+                        jobs = round.held.len(),
+                        "a batch that failed is run in halves"
+                    );
+                    let mut first: Vec<Job> = jobs_of(round.held).collect();
+                    let second = first.split_off(first.len().div_ceil(2));
+                    waiting.extend([second, first]);
+                }
+                outcome => answer(round.held, outcome, round.handed_over),
+            }
+            round = loop {
+                let Some(jobs) = waiting.pop() else {
+                    return Ok(());
+                };
+                // Whoever's time is over meanwhile is not run again.
+                let jobs: Vec<Job> = jobs.into_iter().filter(|job| !job.is_abandoned()).collect();
+                if jobs.is_empty() {
+                    continue;
+                }
+                match self.round(worker, hold(jobs), unsuccessful) {
+                    Ok(Some(round)) => break round,
+                    Ok(None) => {}
+                    Err(end) => {
+                        // The worker was lost with another half: these may have the next one.
+                        for jobs in waiting {
+                            self.spec.queue.put_back(jobs);
+                        }
+                        return Err(end);
+                    }
+                }
+            };
+        }
+    }
+
+    /// Whether a failed batch is run again in halves. Memory counts as the handler's failure: half
+    /// a batch needs about half of it, and a single request that does not fit fails alone.
+    fn may_split(&self, worker: &Worker, held: &[Option<Held>], failure: &RunFailure) -> bool {
+        let wanted = self
+            .spec
+            .isolate_bad_requests
+            .unwrap_or(worker.model.side_effect_free);
+        let of_the_handler = matches!(
+            failure,
+            RunFailure::HandlerFailed | RunFailure::HandlerStatus { .. } | RunFailure::OutOfMemory
+        );
+        let untouched =
+            |held: &Option<Held>| held.as_ref().is_some_and(|held| !held.job.has_begun());
+        wanted && of_the_handler && held.len() > 1 && held.iter().all(untouched)
+    }
+
+    /// Repeats all live requests at each step; others join as there is room.
+    fn serve_continuously(
+        &self,
+        worker: &mut Worker,
+        unsuccessful: &mut u32,
+    ) -> Result<std::convert::Infallible, End> {
+        let limit = self.spec.limits.read().batch_size;
+        let mut live: Vec<Held> = Vec::new();
+        loop {
+            let kind = live.first().map(|held| held.job.request.kind);
+            let joining = match kind {
+                None => Some(self.next_batch(worker)?),
+                Some(RequestKind::Describe) => None,
+                // What is live is finished, however the slot is to end.
+                Some(_) if self.control.stopping() => None,
+                Some(kind) => {
+                    let room = limit.saturating_sub(live.len());
+                    self.spec.queue.try_take(self.id, room, kind)
+                }
+            };
+            let joining = joining.into_iter().flat_map(Batch::singly);
+            live.extend(joining.map(Held::single));
+            live.retain(|held| {
+                let stays = !held.job.is_abandoned();
+                if !stays {
+                    let id = &held.job.request.id;
+                    tracing::info!("Connection to client got closed; Removing job: {id}");
+                }
+                stays
+            });
+            if live.is_empty() {
+                continue;
+            }
+            let Some(round) = self.round(worker, std::mem::take(&mut live), unsuccessful)? else {
+                continue;
+            };
+            live = self.step(worker, round);
+        }
+    }
+
+    /// Answers what a step of a continuous batch has brought; what goes on is left.
+    fn step(&self, worker: &Worker, round: Round) -> Vec<Held> {
+        let replies = match round.outcome {
+            Ok(replies) => replies,
+            Err(failure) => {
+                answer(round.held, Err(failure), round.handed_over);
+                return Vec::new();
+            }
+        };
+        let limit = self.unread_limit();
+        let mut live = Vec::with_capacity(round.held.len());
+        for (held, reply) in round.held.into_iter().zip(replies) {
+            let Some(mut held) = held else { continue };
+            match reply {
+                Ok(reply) if goes_on(&reply) => {
+                    held.part(reply, round.handed_over, limit, &worker.departures);
+                    held.known = true;
+                    live.push(held);
+                }
+                Ok(reply) => held.job.succeed(reply, round.handed_over),
+                Err(failure) => held.job.fail(ServingError::Run(failure)),
+            }
+        }
+        live
+    }
+
+    /// Waits for the next batch.
+    fn next_batch(&self, worker: &Worker) -> Result<Batch, End> {
+        let stop = || self.control.stopping() || !worker.host.is_alive();
+        match self.spec.queue.take(self.id, stop, None) {
+            Taken::Batch(batch) => Ok(batch),
+            Taken::Idle | Taken::Stopped if self.ending() => Err(End::Asked),
+            Taken::Idle | Taken::Stopped => {
+                let during = "while it was idle";
+                let lost = self.lost(&worker.host, &WireError::Closed, during, Duration::ZERO);
+                Err(End::Lost(lost))
+            }
+        }
+    }
+
+    /// Bytes of a reply in parts that may wait for its caller.
+    pub(super) fn unread_limit(&self) -> usize {
+        usize::try_from(self.spec.load.max_response_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Hands a batch over and waits until it has run, passing on the parts of replies that come
+    /// before. `None` when it could not be handed over; its jobs are answered.
+    fn round(
+        &self,
+        worker: &mut Worker,
+        held: Vec<Held>,
+        unsuccessful: &mut u32,
+    ) -> Result<Option<Round>, End> {
+        let mut held: Vec<Option<Held>> = held.into_iter().map(Some).collect();
+        let handed_over = Instant::now();
+        let (sender, receiver) = worker.channel.halves();
+        let items = held.iter().flatten();
+        let items = items.map(|held| (&held.job.request, held.known));
+        match hand_over(sender, items, Payload::Shared) {
+            Ok(()) => {}
+            Err(error @ WireError::Closed) => {
+                // They never reached a worker, so another may have them; except those that it
+                // would not know from the start.
+                let (begun, fresh): (Vec<_>, Vec<_>) =
+                    jobs_of(held).partition(|job| job.has_begun());
+                for job in begun {
+                    job.fail(ServingError::WorkerDied {
+                        out_of_memory: false,
+                    });
+                }
+                self.spec.queue.put_back(fresh);
+                let during = "before it took a batch";
+                return Err(End::Lost(self.lost(
+                    &worker.host,
+                    &error,
+                    during,
+                    Duration::ZERO,
+                )));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                tracing::warn!(
+                    worker = self.name(),
+                    reason,
+                    "a batch cannot be handed over"
+                );
+                for job in jobs_of(held) {
+                    let reason = reason.clone();
+                    job.fail(ServingError::NotHandedOver { reason });
+                }
+                if error.is_before_sending() {
+                    // It is the batch that cannot travel, not the worker.
+                    return Ok(None);
+                }
+                let during = "while it was handed a batch";
+                return Err(End::Lost(self.lost(
+                    &worker.host,
+                    &error,
+                    during,
+                    Duration::ZERO,
+                )));
+            }
+        }
+        let limit = self.spec.limits.read().response_timeout;
+        let unread_limit = self.unread_limit();
+        // Starts anew with each part.
+        let mut due = handed_over.checked_add(limit);
+        let lost = loop {
+            let incoming = match receiver.receive_within(pause_until(due)) {
+                Ok(Some(incoming)) => incoming,
+                Ok(None) if due.is_some_and(|due| Instant::now() >= due) => {
+                    break WireError::TimedOut;
+                }
+                Ok(None) => {
+                    for held in held.iter_mut().flatten() {
+                        held.tell_departure(&worker.departures);
+                    }
+                    continue;
+                }
+                Err(error) => break error,
+            };
+            match incoming.header() {
+                Ok(WorkerReply::Done(done)) => {
+                    let backend_time = handed_over.elapsed();
+                    let BatchDone { outcome, metrics } = done;
+                    let outcome = match replies(outcome, incoming.payload, held.len()) {
+                        Ok(outcome) => outcome,
+                        Err(error) => break error,
+                    };
+                    *unsuccessful = 0;
+                    self.record(&metrics, handed_over, backend_time);
+                    return Ok(Some(Round {
+                        held,
+                        handed_over,
+                        took: backend_time,
+                        outcome,
+                    }));
+                }
+                Ok(WorkerReply::Chunks(chunks)) => {
+                    due = Instant::now().checked_add(limit);
+                    let passed = each_part(chunks, incoming.payload, |id, part| {
+                        let named = |held: &Option<Held>| {
+                            let held = held.as_ref();
+                            held.is_some_and(|held| held.job.request.id.as_str() == id)
+                        };
+                        let Some(slot) = held.iter_mut().find(|held| named(held)) else {
+                            return;
+                        };
+                        match (part, slot) {
+                            (Ok(reply), Some(held)) => {
+                                held.part(reply, handed_over, unread_limit, &worker.departures);
+                            }
+                            (Err(failure), slot) => {
+                                if let Some(held) = slot.take() {
+                                    held.job.fail(ServingError::Run(failure));
+                                }
+                            }
+                            (Ok(_), None) => {}
+                        }
+                    });
+                    if let Err(error) = passed {
+                        break error;
+                    }
+                }
+                Ok(_) => break WireError::Malformed("words of a worker that answer no batch"),
+                Err(error) => break error,
+            }
+        };
+        *unsuccessful += 1;
+        tracing::warn!(
+            worker = self.name(),
+            "Number or consecutive unsuccessful inference {unsuccessful}"
+        );
+        let failure = self.lost(&worker.host, &lost, "while it ran a batch", limit);
+        for job in jobs_of(held) {
+            job.fail(ServingError::WorkerDied {
+                out_of_memory: failure.out_of_memory,
+            });
+        }
+        Err(End::Lost(failure))
+    }
+
+    /// Records what a handler measured, and what the dispatcher added to the backend's time.
+    pub(super) fn record(
+        &self,
+        events: &[MetricEvent<'_>],
+        handed_over: Instant,
+        backend_time: Duration,
+    ) {
+        let model = &self.spec.model;
+        self.spec.surroundings.handler_metrics.record(model, events);
+        let overhead = handed_over.elapsed().saturating_sub(backend_time);
+        self.spec.metrics.batch_done(overhead);
+    }
+}
+
+/// How long to wait before looking around: not past the time that the worker has. The same in all
+/// waits but the last ones.
+fn pause_until(due: Option<Instant>) -> Duration {
+    due.map_or(LOOK_EVERY, |due| {
+        let left = due.saturating_duration_since(Instant::now());
+        left.clamp(Duration::from_millis(1), LOOK_EVERY)
+    })
+}
+
+fn hold(jobs: Vec<Job>) -> Vec<Held> {
+    jobs.into_iter().map(Held::new).collect()
+}
+
+fn jobs_of(held: Vec<Option<Held>>) -> impl Iterator<Item = Job> {
+    held.into_iter().flatten().map(|held| held.job)
+}
+
+fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, handed_over: Instant) {
+    match outcome {
+        Err(failure) => {
+            for job in jobs_of(held) {
+                job.fail(ServingError::Run(failure.clone()));
+            }
+        }
+        Ok(replies) => {
+            for (held, reply) in held.into_iter().zip(replies) {
+                let Some(Held { job, .. }) = held else {
+                    continue;
+                };
+                match reply {
+                    Ok(reply) => job.succeed(reply, handed_over),
+                    Err(failure) => job.fail(ServingError::Run(failure)),
+                }
+            }
+        }
+    }
+}
+
+fn goes_on(reply: &Reply) -> bool {
+    let set = |(name, value): &(String, String)| {
+        name.eq_ignore_ascii_case(STREAM_NEXT) && value.eq_ignore_ascii_case("true")
+    };
+    reply.headers.iter().any(set)
+}
+
+/// Has a worker that serves nobody yet answer a batch.
+pub(super) fn ask(
+    channel: &mut Channel,
+    requests: &[InferRequest],
+    deadline: Option<Instant>,
+) -> Result<Result<Replies, RunFailure>, WireError> {
+    let (sender, receiver) = channel.halves();
+    let items = requests.iter().map(|request| (request, false));
+    hand_over(sender, items, Payload::Shared)?;
+    loop {
+        let incoming = receiver.receive(deadline)?;
+        match incoming.header()? {
+            WorkerReply::Chunks(_) => {}
+            WorkerReply::Done(done) => {
+                return replies(done.outcome, incoming.payload, requests.len());
+            }
+            WorkerReply::Answered(done) => {
+                let reply = reply(done.outcome, &mut { incoming.payload })?;
+                return Ok(Ok(vec![reply]));
+            }
+            WorkerReply::Loaded(_) | WorkerReply::LoadFailed(_) => {
+                return Err(WireError::Malformed("a worker that loads twice"));
+            }
+        }
+    }
+}
+
+/// How the values of a request travel.
+pub(super) enum Payload {
+    /// In the shared buffer if they are large: the worker has answered what came before.
+    Shared,
+    /// Through the socket.
+    Inline,
+}
+
+/// Sends requests; one that the worker knows goes without its parts.
+pub(super) fn hand_over<'j>(
+    sender: &mut Sender,
+    requests: impl Iterator<Item = (&'j InferRequest, bool)>,
+    way: Payload,
+) -> Result<(), WireError> {
+    let mut values: Vec<&[u8]> = Vec::with_capacity(requests.size_hint().0);
+    let items = requests.map(|(request, known)| {
+        let parts = if known { &[][..] } else { &request.parts };
+        let parts = parts.iter().map(|part| {
+            values.push(&part.value);
+            RunPart {
+                name: &part.name,
+                content_type: &part.content_type,
+                value_bytes: part.value.len() as u64,
+            }
+        });
+        RunItem {
+            request_id: request.id.as_str(),
+            parts: parts.collect(),
+            headers: request
+                .headers
+                .iter()
+                .map(|(k, v)| (k.as_str(), v.as_str()))
+                .collect(),
+        }
+    });
+    let run = WorkerRequest::Run(RunBatch {
+        items: items.collect(),
+    });
+    match way {
+        Payload::Shared => sender.send_payload(&run, &values),
+        Payload::Inline => sender.send_inline(&run, &values),
+    }
+}
+
+/// The replies of a finished batch of `jobs` requests, copied out of the channel's buffer.
+fn replies(
+    outcome: BatchOutcome<'_>,
+    payload: &[u8],
+    jobs: usize,
+) -> Result<Result<Replies, RunFailure>, WireError> {
+    let items = match outcome {
+        BatchOutcome::Failed(failure) => return Ok(Err(failure)),
+        BatchOutcome::Items(items) => items,
+    };
+    if items.len() != jobs {
+        return Err(WireError::Malformed(
+            "a reply for another number of requests",
+        ));
+    }
+    let mut rest = payload;
+    let items = items.into_iter().map(|item| reply(item, &mut rest));
+    items.collect::<Result<_, _>>().map(Ok)
+}
+
+/// Calls `part` with each part of a reply.
+pub(super) fn each_part(
+    chunks: Vec<Chunk<'_>>,
+    payload: &[u8],
+    mut part: impl FnMut(&str, Result<Reply, RunFailure>),
+) -> Result<(), WireError> {
+    let mut rest = payload;
+    for chunk in chunks {
+        part(chunk.request_id, reply(chunk.outcome, &mut rest)?);
+    }
+    Ok(())
+}
+
+/// One reply, whose body is the next of the payload.
+pub(super) fn reply(
+    item: ItemOutcome<'_>,
+    rest: &mut &[u8],
+) -> Result<Result<Reply, RunFailure>, WireError> {
+    let reply = match item {
+        ItemOutcome::Failed(failure) => return Ok(Err(failure)),
+        ItemOutcome::Reply(reply) => reply,
+    };
+    let bytes = usize::try_from(reply.body_bytes).unwrap_or(usize::MAX);
+    let (body, after) = rest
+        .split_at_checked(bytes)
+        .ok_or(WireError::Malformed("bodies longer than their payload"))?;
+    *rest = after;
+    let headers = reply.headers.into_iter();
+    Ok(Ok(Reply {
+        status: reply.status,
+        reason: reply.reason.to_owned(),
+        headers: headers.map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
+        body: Bytes::copy_from_slice(body),
+    }))
+}

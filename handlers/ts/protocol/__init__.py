@@ -1,0 +1,1 @@
+"""Names that older archives import from here."""
