@@ -16,7 +16,8 @@ use ts_wire::frame::{
 use crate::{Backend, BackendFactory, Batch, BatchItem, BatchResult, Item, Output};
 
 /// Header that makes the echo backend misbehave: `panic`, `abort`, `hang`, `raise`,
-/// `raise-batch` (which fails the whole batch), `out-of-memory`, `status=<code>`.
+/// `raise-batch` (which fails the whole batch), `out-of-memory`, `status=<code>`,
+/// `delay=<milliseconds>`.
 const FAULT_HEADER: &str = "x-echo-fault";
 
 /// Header with the number of the part, from 0, at which it misbehaves.
@@ -265,12 +266,15 @@ fn answer(
         }
         Some("raise") => return Err(RunFailure::HandlerFailed),
         Some("out-of-memory") => return Err(RunFailure::OutOfMemory),
-        Some(other) => match other
-            .strip_prefix("status=")
-            .and_then(|code| code.parse().ok())
-        {
-            Some(code) => status = code,
-            None => {
+        Some(other) => match other.split_once('=') {
+            Some(("status", code)) if code.parse::<u16>().is_ok() => {
+                status = code.parse().unwrap_or(status);
+            }
+            Some(("delay", millis)) if millis.parse::<u64>().is_ok() => {
+                let millis = millis.parse().unwrap_or_default();
+                std::thread::sleep(Duration::from_millis(millis));
+            }
+            _ => {
                 let message = format!("unknown fault `{other}` in `{FAULT_HEADER}`");
                 return Err(RunFailure::HandlerStatus { code: 400, message });
             }
