@@ -121,11 +121,15 @@ impl Queue {
         }
     }
 
-    /// Takes up to `max` jobs of a kind that wait, without waiting for company.
+    /// Takes up to `max` jobs of a kind that wait, without waiting for company. None while one of
+    /// another kind has waited longer: it has to get its turn.
     pub(crate) fn try_take(&self, max: usize, kind: RequestKind) -> Vec<Job> {
         let mut state = self.state.lock();
-        let group = state.group(kind);
         let mut jobs = Vec::new();
+        if state.oldest().is_some_and(|(_, oldest)| oldest != kind) {
+            return jobs;
+        }
+        let group = state.group(kind);
         while jobs.len() < max
             && let Some(job) = group.pop_front()
         {
@@ -214,8 +218,8 @@ impl State {
         }
     }
 
-    /// `None` when nothing waits.
-    fn cut(&mut self, now: Instant) -> Option<Decision> {
+    /// When the oldest job that somebody waits for arrived, and its kind.
+    fn oldest(&mut self) -> Option<(Instant, RequestKind)> {
         for kind in [
             RequestKind::Predict,
             RequestKind::Explain,
@@ -227,14 +231,19 @@ impl State {
             }
         }
         let oldest_of = |group: &VecDeque<Job>| group.front().map(|job| job.arrived);
-        let (oldest, kind) = [
+        [
             (oldest_of(&self.predict), RequestKind::Predict),
             (oldest_of(&self.explain), RequestKind::Explain),
             (oldest_of(&self.describe), RequestKind::Describe),
         ]
         .into_iter()
         .filter_map(|(oldest, kind)| Some((oldest?, kind)))
-        .min_by_key(|(oldest, _)| *oldest)?;
+        .min_by_key(|(oldest, _)| *oldest)
+    }
+
+    /// `None` when nothing waits.
+    fn cut(&mut self, now: Instant) -> Option<Decision> {
+        let (oldest, kind) = self.oldest()?;
         let policy = match kind {
             RequestKind::Describe => BatchPolicy {
                 size: 1,
@@ -290,6 +299,27 @@ mod tests {
             },
             capacity,
         )
+    }
+
+    #[test]
+    fn joining_takes_what_waits_unless_another_kind_waits_longer() {
+        let queue = queue(4, 10_000, 10);
+        let (leaves, leaver) = job(RequestKind::Predict);
+        queue.push(leaves).unwrap();
+        drop(leaver);
+        let jobs: Vec<_> = (0..3).map(|_| job(RequestKind::Predict)).collect();
+        let (jobs, _callers): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
+        for job in jobs {
+            queue.push(job).unwrap();
+        }
+        assert_eq!(queue.try_take(2, RequestKind::Predict).len(), 2);
+        let (describe, _caller) = job(RequestKind::Describe);
+        queue.push(describe).unwrap();
+        assert!(queue.try_take(2, RequestKind::Describe).is_empty());
+        assert_eq!(queue.try_take(2, RequestKind::Predict).len(), 1);
+        let (later, _caller) = job(RequestKind::Predict);
+        queue.push(later).unwrap();
+        assert!(queue.try_take(2, RequestKind::Predict).is_empty());
     }
 
     #[test]
