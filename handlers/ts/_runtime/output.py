@@ -72,5 +72,5 @@ class Output:
                 dropped,
                 len(parts),
             )
-        if all_left:
+        if all_left and context.all_have_left():
             raise CallersLeftError("every caller of the batch has left")

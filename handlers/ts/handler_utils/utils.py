@@ -21,8 +21,8 @@ def send_intermediate_predict_response(
 
     `ret` holds the parts by the indices of `req_id_map`, usually `context.request_ids`. Status and
     headers of a reply are those that the context has at its first part. A `code` other than 200
-    fails the requests with `message`. Raises `CallersLeftError` when nobody waits for any of them
-    any more. May be called from any thread.
+    fails the requests with `message`. Raises `CallersLeftError` when nobody waits for any request
+    of the batch any more. May be called from any thread.
     """
     if context is None or context.output is None:
         raise RuntimeError("intermediate responses need the context of a handler that is served")

@@ -88,7 +88,11 @@ impl Dispatcher {
             listening.join().unwrap_or(Err(WireError::Closed))
         });
         match listened {
-            Ok(()) => End::Asked,
+            Ok(()) if self.ending() => End::Asked,
+            Ok(()) => {
+                let during = "while it was idle";
+                End::Lost(self.lost(host, &WireError::Closed, during, Duration::ZERO))
+            }
             Err(error) => {
                 let limit = self.spec.limits.read().response_timeout;
                 let failure = self.lost(host, &error, "while it served", limit);

@@ -279,53 +279,10 @@ impl Dispatcher {
         let (sender, receiver) = worker.channel.halves();
         let items = held.iter().flatten();
         let items = items.map(|held| (&held.job.request, held.known));
-        match hand_over(sender, items, Payload::Shared) {
-            Ok(()) => {}
-            Err(error @ WireError::Closed) => {
-                // They never reached a worker, so another may have them; except those that it
-                // would not know from the start.
-                let (begun, fresh): (Vec<_>, Vec<_>) =
-                    jobs_of(held).partition(|job| job.has_begun());
-                for job in begun {
-                    job.fail(ServingError::WorkerDied {
-                        out_of_memory: false,
-                    });
-                }
-                self.spec.queue.put_back(fresh);
-                let during = "before it took a batch";
-                return Err(End::Lost(self.lost(
-                    &worker.host,
-                    &error,
-                    during,
-                    Duration::ZERO,
-                )));
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                tracing::warn!(
-                    worker = self.name(),
-                    reason,
-                    "a batch cannot be handed over"
-                );
-                for job in jobs_of(held) {
-                    let reason = reason.clone();
-                    job.fail(ServingError::NotHandedOver { reason });
-                }
-                if error.is_before_sending() {
-                    // It is the batch that cannot travel, not the worker.
-                    return Ok(None);
-                }
-                let during = "while it was handed a batch";
-                return Err(End::Lost(self.lost(
-                    &worker.host,
-                    &error,
-                    during,
-                    Duration::ZERO,
-                )));
-            }
+        if let Err(error) = hand_over(sender, items, Payload::Shared) {
+            return self.not_handed_over(worker, held, &error).map(|()| None);
         }
         let limit = self.spec.limits.read().response_timeout;
-        let unread_limit = self.unread_limit();
         // Starts anew with each part.
         let mut due = handed_over.checked_add(limit);
         let lost = loop {
@@ -361,27 +318,8 @@ impl Dispatcher {
                 }
                 Ok(WorkerReply::Chunks(chunks)) => {
                     due = Instant::now().checked_add(limit);
-                    let passed = each_part(chunks, incoming.payload, |id, part| {
-                        let named = |held: &Option<Held>| {
-                            let held = held.as_ref();
-                            held.is_some_and(|held| held.job.request.id.as_str() == id)
-                        };
-                        let Some(slot) = held.iter_mut().find(|held| named(held)) else {
-                            return;
-                        };
-                        match (part, slot) {
-                            (Ok(reply), Some(held)) => {
-                                held.part(reply, handed_over, unread_limit, &worker.departures);
-                            }
-                            (Err(failure), slot) => {
-                                if let Some(held) = slot.take() {
-                                    held.job.fail(ServingError::Run(failure));
-                                }
-                            }
-                            (Ok(_), None) => {}
-                        }
-                    });
-                    if let Err(error) = passed {
+                    let way = (handed_over, &worker.departures);
+                    if let Err(error) = self.pass_on(&mut held, chunks, incoming.payload, way) {
                         break error;
                     }
                 }
@@ -401,6 +339,75 @@ impl Dispatcher {
             });
         }
         Err(End::Lost(failure))
+    }
+
+    /// Answers, or puts back, what could not be handed over.
+    fn not_handed_over(
+        &self,
+        worker: &Worker,
+        held: Vec<Option<Held>>,
+        error: &WireError,
+    ) -> Result<(), End> {
+        let lost = |during| {
+            let limit = Duration::ZERO;
+            Err(End::Lost(self.lost(&worker.host, error, during, limit)))
+        };
+        if matches!(error, WireError::Closed) {
+            // They never reached a worker, so another may have them; except those that it would
+            // not know from the start.
+            let (begun, fresh): (Vec<_>, Vec<_>) = jobs_of(held).partition(Job::has_begun);
+            for job in begun {
+                job.fail(ServingError::WorkerDied {
+                    out_of_memory: false,
+                });
+            }
+            self.spec.queue.put_back(fresh);
+            return lost("before it took a batch");
+        }
+        let reason = error.to_string();
+        tracing::warn!(
+            worker = self.name(),
+            reason,
+            "a batch cannot be handed over"
+        );
+        for job in jobs_of(held) {
+            let reason = reason.clone();
+            job.fail(ServingError::NotHandedOver { reason });
+        }
+        if error.is_before_sending() {
+            // It is the batch that cannot travel, not the worker.
+            return Ok(());
+        }
+        lost("while it was handed a batch")
+    }
+
+    /// Passes parts of replies on. A failure in place of one ends its job.
+    fn pass_on(
+        &self,
+        held: &mut [Option<Held>],
+        chunks: Vec<Chunk<'_>>,
+        payload: &[u8],
+        (handed_over, departures): (Instant, &Departures),
+    ) -> Result<(), WireError> {
+        let limit = self.unread_limit();
+        each_part(chunks, payload, |id, part| {
+            let named = |held: &&mut Option<Held>| {
+                let held = held.as_ref();
+                held.is_some_and(|held| held.job.request.id.as_str() == id)
+            };
+            let Some(slot) = held.iter_mut().find(named) else {
+                return;
+            };
+            match (part, slot) {
+                (Ok(reply), Some(held)) => held.part(reply, handed_over, limit, departures),
+                (Err(failure), slot) => {
+                    if let Some(held) = slot.take() {
+                        held.job.fail(ServingError::Run(failure));
+                    }
+                }
+                (Ok(_), None) => {}
+            }
+        })
     }
 
     /// Records what a handler measured, and what the dispatcher added to the backend's time.
@@ -490,6 +497,7 @@ pub(super) fn ask(
 }
 
 /// How the values of a request travel.
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Payload {
     /// In the shared buffer if they are large: the worker has answered what came before.
     Shared,

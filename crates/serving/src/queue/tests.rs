@@ -579,3 +579,24 @@ proptest! {
         prop_assert_eq!(queue.left.load(Ordering::Relaxed), 0);
     }
 }
+
+#[test]
+fn joining_takes_what_waits_unless_another_kind_waits_longer() {
+    use RequestKind::{Describe, Predict};
+    let queue = queue(4, 10);
+    drop(predict(&queue).unwrap());
+    let _kept: Vec<_> = (0..3).map(|_| predict(&queue).unwrap()).collect();
+    let join = |kind| {
+        queue
+            .try_take(9000, 2, kind)
+            .map_or(0, |batch| batch.singly().count())
+    };
+    assert_eq!(join(Predict), 2);
+    let _describe = push(&queue, Describe, Demand::default()).unwrap();
+    assert_eq!(join(Describe), 0);
+    assert_eq!(join(Predict), 1);
+    let _later = predict(&queue).unwrap();
+    assert_eq!(join(Predict), 0);
+    let state = queue.state.lock();
+    assert_eq!((state.running_batches, state.running_jobs), (0, 0));
+}
