@@ -168,7 +168,7 @@ fn with_bad_ones(server: &ts_test::Running, bad: &[usize], fault: &str) -> Vec<u
 
 #[test]
 fn only_the_request_that_a_handler_raises_on_fails() {
-    const FULL: &str = "batchSize: 8\nmaxBatchDelay: 20000\n";
+    const FULL: &str = "batchSize: 8\nbatchGather: strict\nmaxBatchDelay: 20000\n";
     for isolation in ["process", "thread"] {
         let server = serving(&format!("workerIsolation: {isolation}\n{FULL}"));
         for bad in [
@@ -200,7 +200,7 @@ fn only_the_request_that_a_handler_raises_on_fails() {
 
 #[test]
 fn a_failed_item_is_no_reason_to_run_the_others_again() {
-    let server = serving("batchSize: 8\nmaxBatchDelay: 20000\n");
+    let server = serving("batchSize: 8\nbatchGather: strict\nmaxBatchDelay: 20000\n");
     let mut expected = [200; 8];
     expected[5] = 503;
     assert_eq!(with_bad_ones(&server, &[5], "raise"), expected);

@@ -233,7 +233,7 @@ fn a_reply_over_the_limit_fails_alone_and_keeps_its_worker() {
         .config("max_response_size=1000")
         .echo_model(
             "m",
-            "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 2000",
+            "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nbatchGather: strict\nmaxBatchDelay: 2000",
         )
         .args(&["--models", "m"])
         .start();

@@ -225,28 +225,29 @@ fn answers_leave_in_order_of_arrival_where_the_model_says_so() {
     );
     let server = server.args(&["--models", "m"]).start();
     server.wait_ready("m");
-    let slow_first = (0..6).map(|number: u32| {
-        let parts = if number.is_multiple_of(2) {
-            "delay=400"
-        } else {
-            "delay=1"
-        };
-        predict(&server, "x").header("x-echo-fault", parts)
+    let count = |told: &serde_json::Value, key: &str| told[key].as_u64().unwrap();
+    let times: Vec<Instant> = std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..6_u64)
+            .map(|number| {
+                let delay = if number.is_multiple_of(2) { 400 } else { 1 };
+                let request = predict(&server, "x");
+                let request = request.header("x-echo-fault", &format!("delay={delay}"));
+                let call = scope.spawn(move || {
+                    request.send().expect(200);
+                    Instant::now()
+                });
+                server.wait_until("the request has arrived", || {
+                    let told = batching(&server);
+                    count(&told, "batches") + count(&told, "waiting") > number
+                });
+                call
+            })
+            .collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
-    let answers = at_once(slow_first.collect(), 50 * MS);
-    let times: Vec<Instant> = answers
-        .into_iter()
-        .map(|(answer, at)| {
-            answer.expect(200);
-            at
-        })
-        .collect();
-    let in_order = times.windows(2).all(|pair| pair[0] <= pair[1] + 30 * MS);
-    assert!(
-        in_order,
-        "{:?}",
-        times.iter().map(|at| *at - times[0]).collect::<Vec<_>>()
-    );
+    // What is answered at the same time may be read in any order by threads of a busy machine.
+    let in_order = times.windows(2).all(|pair| pair[0] <= pair[1] + 100 * MS);
+    assert!(in_order, "{times:?}");
 }
 
 #[test]

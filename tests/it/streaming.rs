@@ -125,7 +125,9 @@ fn parallel_streams_never_mix_gr_05() {
 
 #[test]
 fn streams_of_one_batch_have_lengths_of_their_own_gr_06() {
-    let server = serving("batchSize: 4\nmaxBatchDelay: 20000\necho:\n  batchMicros: 20000\n");
+    let server = serving(
+        "batchSize: 4\nbatchGather: strict\nmaxBatchDelay: 20000\necho:\n  batchMicros: 20000\n",
+    );
     std::thread::scope(|scope| {
         for (number, parts) in [1, 5, 5, 20].into_iter().enumerate() {
             let server = &server;
@@ -238,7 +240,7 @@ fn a_worker_stops_within_a_part_when_its_last_caller_has_left_gr_10() {
 
 #[test]
 fn a_caller_that_does_not_read_loses_its_stream_and_no_other() {
-    let model = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 2\nmaxBatchDelay: 20000\n\
+    let model = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 2\nbatchGather: strict\nmaxBatchDelay: 20000\n\
                  echo:\n  batchMicros: 20000\n";
     let server = server().echo_model("m", model);
     let server = server.config("max_response_size=400000");

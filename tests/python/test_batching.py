@@ -27,7 +27,7 @@ class Batch:
         return -1 if any(bytes(row["body"]) == b"fewer" for row in data) else 0
 """
 # A batch is full when it has four, so four callers at once are one batch whatever the machine does.
-FULL = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 20000\n"
+FULL = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nbatchGather: strict\nmaxBatchDelay: 20000\n"
 EARLY = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nmaxBatchDelay: 30\n"
 
 

@@ -8,7 +8,7 @@ import requests
 from harness import at_once, wait_until
 
 ONE = "minWorkers: 1\nmaxWorkers: 1\n"
-FULL = ONE + "batchSize: 4\nmaxBatchDelay: 20000\n"
+FULL = ONE + "batchSize: 4\nbatchGather: strict\nmaxBatchDelay: 20000\n"
 ISOLATIONS = ["process", "thread"]
 
 PICKY = """

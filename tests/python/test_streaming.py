@@ -72,7 +72,7 @@ def server(request, tmp_path_factory):
         server = Starter(lambda: tmp_path_factory.mktemp("server"), stack)()
         isolation = f"workerIsolation: {request.param}\n"
         server.serve("one", STREAM, config=ONE + isolation)
-        batched = "batchSize: 4\nmaxBatchDelay: 20000\n"
+        batched = "batchSize: 4\nbatchGather: strict\nmaxBatchDelay: 20000\n"
         server.serve("four", STREAM, config=ONE + isolation + batched)
         mixed = "batchSize: 4\nmaxBatchDelay: 5\njobQueueSize: 40\n"
         server.serve("mixed", STREAM, config=ONE + isolation + mixed)
