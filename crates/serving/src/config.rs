@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use regex::RegexSet;
 use ts_archive::UnpackLimits;
-use ts_types::{Isolation, ModelName, Version};
+use ts_types::{DeviceType, Isolation, ModelName, Version};
 
 /// Everything the core needs to know.
 #[derive(Debug, Clone)]
@@ -46,6 +46,8 @@ pub struct ModelDefaults {
     pub handler: Option<String>,
     /// `worker_isolation`; `None` lets the kind of model decide.
     pub isolation: Option<Isolation>,
+    /// `quarantine_after`.
+    pub quarantine_after: u32,
 }
 
 /// Settings of one model version from the `models` property.
@@ -63,6 +65,10 @@ pub struct ModelOverrides {
     pub response_timeout: Option<Duration>,
     /// `startupTimeout`.
     pub startup_timeout: Option<Duration>,
+    /// `deviceType`.
+    pub device_type: Option<DeviceType>,
+    /// `deviceIds`.
+    pub device_ids: Option<Vec<u32>>,
 }
 
 /// How hosts are made, and what their workers are told.
@@ -76,6 +82,8 @@ pub struct HostConfig {
     pub home: Option<PathBuf>,
     /// Cores that all workers together may use.
     pub cores: usize,
+    /// Ids of the accelerators that workers may use.
+    pub devices: Vec<u32>,
     /// `service_envelope`.
     pub service_envelope: Option<String>,
     /// `decode_input_request`.

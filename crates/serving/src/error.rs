@@ -192,6 +192,8 @@ pub enum Refusal {
     QueueFull,
     /// The model is being taken away, or the server is stopping.
     Draining,
+    /// The model's workers only failed, and no more are started.
+    Quarantined,
 }
 
 impl Refusal {
@@ -201,6 +203,7 @@ impl Refusal {
             Self::NoWorker => "no-worker",
             Self::QueueFull => "queue-full",
             Self::Draining => "draining",
+            Self::Quarantined => "quarantined",
         }
     }
 }

@@ -43,19 +43,17 @@ impl InferenceService {
                 found.pool.spec().metrics.arrived(version_named);
             }
             // A version that is being removed is left to the push, which tells it apart.
-            let without_workers =
-                || found.pool.healthy_workers() == 0 && !found.pool.spec().queue.is_closed();
-            if without_workers() {
-                return Err(refused(&request, Refusal::NoWorker));
+            if !found.pool.spec().queue.is_closed()
+                && let Some(reason) = found.pool.refusal()
+            {
+                return Err(refused(&request, reason));
             }
             let (job, answered) = Job::new(request, arrived);
             match found.pool.spec().queue.push(job) {
                 Ok(()) => {
-                    if without_workers() {
-                        // The last worker went between the look above and the push, and had no
-                        // chance to answer what it could not see.
-                        found.pool.refuse_waiting();
-                    }
+                    // The last worker may have gone between the look above and the push, and had
+                    // no chance to answer what it could not see.
+                    found.pool.arrived();
                     // Without the version itself, whose last user deletes its folder.
                     let spec = Arc::clone(found.pool.spec());
                     drop(found);
@@ -80,7 +78,9 @@ impl InferenceService {
 
 fn refused(request: &InferRequest, reason: Refusal) -> ServingError {
     let model = request.model.clone();
-    if request.kind == RequestKind::Describe && reason == Refusal::NoWorker {
+    if request.kind == RequestKind::Describe
+        && matches!(reason, Refusal::NoWorker | Refusal::Quarantined)
+    {
         return ServingError::NoWorkerToDescribe { model };
     }
     ServingError::Refused {

@@ -5,7 +5,7 @@
 //! is cut from the kind whose oldest request has waited longest.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use ts_types::RequestKind;
@@ -91,9 +91,15 @@ impl Queue {
         self.arrival.notify_one();
     }
 
-    /// Waits for a batch. Returns `None` as soon as `stop` says so (call [`Queue::wake_all`] after
-    /// changing what it reads), and when the queue is closed and empty.
-    pub(crate) fn take(&self, stop: impl Fn() -> bool) -> Option<Vec<Job>> {
+    /// Waits for a batch. Returns `None` as soon as `stop` says so, when nothing came for as long
+    /// as `idle_limit` allows (call [`Queue::wake_all`] after changing what the two read), and when
+    /// the queue is closed and empty.
+    pub(crate) fn take(
+        &self,
+        stop: impl Fn() -> bool,
+        idle_limit: impl Fn() -> Option<Duration>,
+    ) -> Option<Vec<Job>> {
+        let since = Instant::now();
         let mut state = self.state.lock();
         loop {
             if stop() {
@@ -101,7 +107,13 @@ impl Queue {
             }
             match state.cut(Instant::now()) {
                 None if state.closed => return None,
-                None => self.arrival.wait(&mut state),
+                None => match idle_limit().and_then(|limit| since.checked_add(limit)) {
+                    None => self.arrival.wait(&mut state),
+                    Some(end) if Instant::now() >= end => return None,
+                    Some(end) => {
+                        self.arrival.wait_until(&mut state, end);
+                    }
+                },
                 Some(Decision::HoldUntil(due)) => {
                     self.arrival.wait_until(&mut state, due);
                 }
@@ -248,7 +260,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use ts_types::{InferRequest, ModelName, RequestId};
 
@@ -304,7 +315,7 @@ mod tests {
                 kept.push(answered);
             }
         }
-        assert_eq!(queue.take(|| false).unwrap().len(), 3);
+        assert_eq!(queue.take(|| false, || None).unwrap().len(), 3);
     }
 
     #[test]
@@ -328,7 +339,7 @@ mod tests {
         let batches: Vec<Vec<RequestKind>> = std::iter::from_fn(|| {
             (queue.occupancy().0 > 0).then(|| {
                 queue
-                    .take(|| false)
+                    .take(|| false, || None)
                     .unwrap()
                     .iter()
                     .map(|job| job.request.kind)
@@ -358,8 +369,8 @@ mod tests {
             queue.push(job(RequestKind::Predict).0),
             Err(NotQueued::Closed(_))
         ));
-        assert_eq!(queue.take(|| false).unwrap().len(), 1);
-        assert!(queue.take(|| false).is_none());
+        assert_eq!(queue.take(|| false, || None).unwrap().len(), 1);
+        assert!(queue.take(|| false, || None).is_none());
     }
 
     #[test]
@@ -373,13 +384,13 @@ mod tests {
             queue.push(job).unwrap();
             kept.push(answered);
         }
-        let first = queue.take(|| false).unwrap();
+        let first = queue.take(|| false, || None).unwrap();
         queue.put_back(first);
         let mut seen = Vec::new();
         for _ in 0..2 {
             seen.extend(
                 queue
-                    .take(|| false)
+                    .take(|| false, || None)
                     .unwrap()
                     .into_iter()
                     .map(|job| job.request.id),
@@ -400,7 +411,7 @@ mod tests {
                     .spawn(move || {
                         let mut done = 0;
                         let stopped = || stop.load(std::sync::atomic::Ordering::SeqCst);
-                        while let Some(jobs) = queue.take(stopped) {
+                        while let Some(jobs) = queue.take(stopped, || None) {
                             done += jobs.len();
                         }
                         done

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
-use ts_types::{DeviceType, Isolation, Reply, with_causes};
+use ts_types::{Isolation, Reply, with_causes};
 use ts_wire::frame::{
     BatchOutcome, ItemOutcome, LoadFailureKind, LoadModel, MetricEvent, RunBatch, RunFailure,
     RunItem, RunPart, WorkerReply, WorkerRequest,
@@ -22,11 +22,12 @@ use ts_wire::{Channel, Incoming, WireError};
 
 use crate::error::{ServingError, StartFailure};
 use crate::job::Job;
+use crate::pool::devices::{DeviceLease, core_share};
 use crate::pool::hosts::{Host, HostLease, HostStartError};
 use crate::pool::logs::ModelLog;
-use crate::pool::restart::{Failures, Restart};
+use crate::pool::restart::{Failures, Lost, Restart};
+use crate::pool::slots::Slots;
 use crate::pool::{Phase, PoolSpec, SlotStatus};
-use crate::spec::intra_op_threads;
 
 /// Room for what travels beside the bodies of a batch.
 const REPLY_SLACK_BYTES: u64 = 1 << 20;
@@ -90,7 +91,7 @@ impl SlotControl {
         }
     }
 
-    fn stopping(&self) -> bool {
+    pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
 
@@ -107,9 +108,13 @@ impl SlotControl {
 pub(crate) struct Dispatcher {
     id: u32,
     spec: Arc<PoolSpec>,
+    slots: Arc<Slots>,
     control: Arc<SlotControl>,
     publish: watch::Sender<SlotStatus>,
-    nothing_healthy_left: Box<dyn Fn() -> bool + Send>,
+    /// Goes back when this thread ends.
+    device: Option<DeviceLease>,
+    /// The present generation of the worker has answered a batch.
+    served: AtomicBool,
 }
 
 /// A worker that has loaded its model.
@@ -132,17 +137,19 @@ enum End {
 impl Dispatcher {
     pub(crate) fn new(
         id: u32,
-        spec: Arc<PoolSpec>,
+        slots: Arc<Slots>,
         control: Arc<SlotControl>,
         publish: watch::Sender<SlotStatus>,
-        nothing_healthy_left: Box<dyn Fn() -> bool + Send>,
+        device: Option<DeviceLease>,
     ) -> Self {
         Self {
             id,
-            spec,
+            spec: Arc::clone(&slots.spec),
+            slots,
             control,
             publish,
-            nothing_healthy_left,
+            device,
+            served: AtomicBool::new(false),
         }
     }
 
@@ -170,32 +177,55 @@ impl Dispatcher {
                 status.started = SystemTime::now();
                 status.generation = generation;
             });
-            let end = self.start().map(|mut worker| {
-                if failures.count() > 0 {
-                    tracing::info!(
-                        worker = self.name(),
-                        "Auto recovery succeeded, reset recoveryStartTS"
-                    );
+            let mut lost_host = None;
+            let (lost, failure) = match self.start() {
+                Err(failure) => {
+                    let permanent = failure.permanent;
+                    (Lost::NeverUp { permanent }, failure)
                 }
-                failures.reset();
-                let end = self.serve(&mut worker, &mut unsuccessful);
-                self.control.ready.store(false, Ordering::SeqCst);
-                let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
-                // The host ends with the last worker that is dropped here.
-                end
-            });
-            self.control.set_host(None);
-            let failure = match end {
-                Ok(End::Asked) => break,
-                Ok(End::Lost(failure)) | Err(failure) => failure,
+                Ok(mut worker) => {
+                    if failures.count() > 0 {
+                        tracing::info!(
+                            worker = self.name(),
+                            "Auto recovery succeeded, reset recoveryStartTS"
+                        );
+                    }
+                    failures.reset();
+                    self.slots.came_up();
+                    self.served.store(false, Ordering::Relaxed);
+                    let end = self.serve(&mut worker, &mut unsuccessful);
+                    self.control.ready.store(false, Ordering::SeqCst);
+                    let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
+                    lost_host = (!worker.host.is_alive()).then(|| worker.host.pid());
+                    match end {
+                        End::Asked => break,
+                        // The host ends with the last worker that is dropped here.
+                        End::Lost(failure) if self.served.load(Ordering::Relaxed) => {
+                            (Lost::Served, failure)
+                        }
+                        End::Lost(failure) => (Lost::Idle, failure),
+                    }
+                }
             };
-            if self.ending() || !self.retry(&mut failures, failure) {
+            self.control.set_host(None);
+            if self.ending() {
+                break;
+            }
+            if lost == Lost::Served || lost == Lost::Idle {
+                self.slots.note_loss(lost_host, &failure);
+            }
+            if !self.retry(&mut failures, lost, failure) {
                 break;
             }
         }
+        self.control.set_host(None);
         if self.ending() {
             self.publish.send_modify(|status| {
-                status.phase = Phase::Stopped;
+                status.phase = if self.slots.is_quarantined() {
+                    Phase::GivenUp
+                } else {
+                    Phase::Stopped
+                };
                 status.pid = None;
             });
         }
@@ -207,25 +237,25 @@ impl Dispatcher {
     }
 
     /// Publishes a failure and waits for the next try. Returns whether there is one.
-    fn retry(&self, failures: &mut Failures, failure: StartFailure) -> bool {
+    fn retry(&self, failures: &mut Failures, lost: Lost, failure: StartFailure) -> bool {
         let name = self.name();
         let window = self.spec.limits.read().max_retry_timeout;
-        let restart = failures.note(Instant::now(), window, failure.permanent);
+        let restart = failures.note(Instant::now(), window, lost);
         tracing::warn!(
             worker = name,
             reason = failure.text,
             "{} Worker disconnected.",
             self.id
         );
-        let out_of_memory = failure.out_of_memory;
         self.publish.send_modify(|status| {
-            status.phase = match restart {
-                Restart::After(_) => Phase::Waiting,
-                Restart::Never => Phase::GivenUp,
-            };
+            status.phase = Phase::Waiting;
             status.pid = None;
-            status.last_failure = Some(failure);
+            status.last_failure = Some(failure.clone());
         });
+        let never_up = matches!(lost, Lost::NeverUp { .. });
+        if self.ending() || (never_up && self.slots.leave_failed(self.id, &failure)) {
+            return false;
+        }
         match restart {
             Restart::After(wait) => {
                 if failures.count() == 1 {
@@ -246,25 +276,25 @@ impl Dispatcher {
             }
             Restart::Never => {
                 tracing::error!(worker = name, "the worker is not started again");
-                self.answer_for_the_last(out_of_memory);
+                self.give_up(&failure);
                 false
             }
         }
     }
 
-    /// Once this slot has given up as the last one, answers what waits for a worker.
-    fn answer_for_the_last(&self, out_of_memory: bool) {
-        if (self.nothing_healthy_left)() {
-            self.spec
-                .queue
-                .fail_waiting(|_| ServingError::WorkerDied { out_of_memory });
-        }
+    /// Ends the slot's work for good.
+    fn give_up(&self, failure: &StartFailure) {
+        self.publish.send_modify(|status| {
+            status.phase = Phase::GivenUp;
+            status.pid = None;
+        });
+        self.slots.gave_up(failure);
     }
 
     /// Starts the worker in a host and loads the model.
     fn start(&self) -> Result<Worker, StartFailure> {
         let began = Instant::now();
-        if self.spec.device_type == Some(DeviceType::Gpu) && self.spec.load.gpu_id.is_none() {
+        if self.spec.devices.is_missing() {
             return Err(StartFailure {
                 text: "the model asks for a GPU (`deviceType: gpu`) and this server has none to \
                        give it"
@@ -273,14 +303,13 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let (limit, workers) = {
-            let limits = self.spec.limits.read();
-            (limits.startup_timeout, limits.min_workers)
-        };
-        let threads = intra_op_threads(self.spec.surroundings.hosts.cores, workers);
+        let limit = self.spec.limits.read().startup_timeout;
+        let threads = core_share(self.spec.surroundings.hosts.cores, self.slots.target());
         let (host, deadline) = self.host(threads, limit)?;
-        self.publish
-            .send_modify(|status| status.pid = Some(host.pid()));
+        self.publish.send_modify(|status| {
+            status.pid = Some(host.pid());
+            status.threads = Some(threads);
+        });
         let max_payload = self
             .spec
             .load
@@ -291,6 +320,7 @@ impl Dispatcher {
             .map_err(|error| host_failure(&error))?;
         let model = LoadModel {
             intra_op_threads: threads,
+            gpu_id: self.device.as_ref().map(DeviceLease::id),
             ..self.spec.load.clone()
         };
         match load(&mut channel, model, deadline) {
@@ -426,10 +456,16 @@ impl Dispatcher {
     fn serve(&self, worker: &mut Worker, unsuccessful: &mut u32) -> End {
         let queue = &self.spec.queue;
         loop {
-            let taken = queue.take(|| self.control.stopping() || !worker.host.is_alive());
-            let Some(jobs) = taken else {
+            let lost = || !worker.host.is_alive();
+            let stop = || self.control.stopping() || lost();
+            let Some(jobs) = queue.take(stop, || self.slots.idle_limit()) else {
                 if self.ending() {
                     return End::Asked;
+                }
+                if !lost() {
+                    // Nothing came for so long that it may go; then it is asked to end.
+                    self.slots.leave_idle(self.id);
+                    continue;
                 }
                 return End::Lost(self.lost(
                     &worker.host,
@@ -438,6 +474,7 @@ impl Dispatcher {
                     Duration::ZERO,
                 ));
             };
+            self.slots.cut();
             let count = jobs.len();
             let handed_over = Instant::now();
             match hand_over(&mut worker.channel, &jobs) {
@@ -474,6 +511,8 @@ impl Dispatcher {
             match read {
                 Ok((replies, events)) => {
                     *unsuccessful = 0;
+                    self.served.store(true, Ordering::Relaxed);
+                    self.slots.answered();
                     answer(jobs, replies, handed_over);
                     self.spec
                         .surroundings
@@ -551,11 +590,11 @@ impl Drop for Dispatcher {
             return;
         }
         self.control.kill();
-        self.publish.send_modify(|status| {
-            status.phase = Phase::GivenUp;
-            status.pid = None;
+        self.give_up(&StartFailure {
+            text: "its dispatcher panicked".to_owned(),
+            out_of_memory: false,
+            permanent: false,
         });
-        self.answer_for_the_last(false);
     }
 }
 
