@@ -9,6 +9,7 @@ mod hosts;
 mod management;
 mod metrics;
 mod predict;
+mod scaling;
 mod settings;
 mod shutdown;
 

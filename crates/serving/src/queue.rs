@@ -5,7 +5,7 @@
 //! is cut from the kind whose oldest request has waited longest.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use ts_types::RequestKind;
@@ -91,15 +91,14 @@ impl Queue {
         self.arrival.notify_one();
     }
 
-    /// Waits for a batch. Returns `None` as soon as `stop` says so, when nothing came for as long
-    /// as `idle_limit` allows (call [`Queue::wake_all`] after changing what the two read), and when
-    /// the queue is closed and empty.
+    /// Waits for a batch. Returns `None` as soon as `stop` says so, when nothing is there at the
+    /// instant of `idle_until` (call [`Queue::wake_all`] after changing what the two read), and
+    /// when the queue is closed and empty.
     pub(crate) fn take(
         &self,
         stop: impl Fn() -> bool,
-        idle_limit: impl Fn() -> Option<Duration>,
+        idle_until: impl Fn() -> Option<Instant>,
     ) -> Option<Vec<Job>> {
-        let since = Instant::now();
         let mut state = self.state.lock();
         loop {
             if stop() {
@@ -107,7 +106,7 @@ impl Queue {
             }
             match state.cut(Instant::now()) {
                 None if state.closed => return None,
-                None => match idle_limit().and_then(|limit| since.checked_add(limit)) {
+                None => match idle_until() {
                     None => self.arrival.wait(&mut state),
                     Some(end) if Instant::now() >= end => return None,
                     Some(end) => {
@@ -260,6 +259,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use ts_types::{InferRequest, ModelName, RequestId};
 
@@ -371,6 +371,19 @@ mod tests {
         ));
         assert_eq!(queue.take(|| false, || None).unwrap().len(), 1);
         assert!(queue.take(|| false, || None).is_none());
+    }
+
+    #[test]
+    fn a_worker_that_has_waited_for_long_enough_takes_what_is_there_and_else_nothing() {
+        let queue = queue(8, 0, 100);
+        let past = || Some(Instant::now());
+        assert!(queue.take(|| false, past).is_none());
+        let (waiting, _kept) = job(RequestKind::Predict);
+        queue.push(waiting).unwrap();
+        assert_eq!(queue.take(|| false, past).unwrap().len(), 1);
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert!(queue.take(|| false, || Some(soon)).is_none());
+        assert!(Instant::now() >= soon);
     }
 
     #[test]

@@ -214,18 +214,19 @@ impl Dispatcher {
             if lost == Lost::Served || lost == Lost::Idle {
                 self.slots.note_loss(lost_host, &failure);
             }
-            if !self.retry(&mut failures, lost, failure) {
+            if !self.retry(&mut failures, lost, &failure) {
                 break;
             }
         }
         self.control.set_host(None);
         if self.ending() {
+            let phase = if self.slots.is_quarantined() {
+                Phase::GivenUp
+            } else {
+                Phase::Stopped
+            };
             self.publish.send_modify(|status| {
-                status.phase = if self.slots.is_quarantined() {
-                    Phase::GivenUp
-                } else {
-                    Phase::Stopped
-                };
+                status.phase = phase;
                 status.pid = None;
             });
         }
@@ -237,7 +238,7 @@ impl Dispatcher {
     }
 
     /// Publishes a failure and waits for the next try. Returns whether there is one.
-    fn retry(&self, failures: &mut Failures, lost: Lost, failure: StartFailure) -> bool {
+    fn retry(&self, failures: &mut Failures, lost: Lost, failure: &StartFailure) -> bool {
         let name = self.name();
         let window = self.spec.limits.read().max_retry_timeout;
         let restart = failures.note(Instant::now(), window, lost);
@@ -253,7 +254,7 @@ impl Dispatcher {
             status.last_failure = Some(failure.clone());
         });
         let never_up = matches!(lost, Lost::NeverUp { .. });
-        if self.ending() || (never_up && self.slots.leave_failed(self.id, &failure)) {
+        if self.ending() || (never_up && self.slots.leave_failed(self.id, failure)) {
             return false;
         }
         match restart {
@@ -276,7 +277,7 @@ impl Dispatcher {
             }
             Restart::Never => {
                 tracing::error!(worker = name, "the worker is not started again");
-                self.give_up(&failure);
+                self.give_up(failure);
                 false
             }
         }
@@ -456,9 +457,10 @@ impl Dispatcher {
     fn serve(&self, worker: &mut Worker, unsuccessful: &mut u32) -> End {
         let queue = &self.spec.queue;
         loop {
+            let since = Instant::now();
             let lost = || !worker.host.is_alive();
             let stop = || self.control.stopping() || lost();
-            let Some(jobs) = queue.take(stop, || self.slots.idle_limit()) else {
+            let Some(jobs) = queue.take(stop, || self.slots.idle_until(since)) else {
                 if self.ending() {
                     return End::Asked;
                 }
@@ -474,7 +476,7 @@ impl Dispatcher {
                     Duration::ZERO,
                 ));
             };
-            self.slots.cut();
+            let _busy = self.slots.cut();
             let count = jobs.len();
             let handed_over = Instant::now();
             match hand_over(&mut worker.channel, &jobs) {

@@ -87,6 +87,18 @@ impl Growth {
     }
 }
 
+/// Whether all workers are needed: none of the `ready` ones has nothing to do, or jobs wait.
+pub(crate) fn are_all_needed(busy: usize, ready: usize, waiting: usize) -> bool {
+    busy >= ready || waiting > 0
+}
+
+/// When a worker may ask to leave that has waited `since` then, in a pool that was last `needed`
+/// as a whole at that instant. A pool with more workers than a light load needs hands each of them
+/// a job now and then, so their own waits alone would keep them all.
+pub(crate) fn leaves_at(since: Instant, needed: Instant, idle: Duration) -> Option<Instant> {
+    since.min(needed).checked_add(idle)
+}
+
 /// Whether a worker that has waited for long enough may go, of `workers` with `min` to keep.
 pub(crate) fn may_leave(workers: usize, min: usize, waiting: usize) -> bool {
     workers > min && waiting == 0
@@ -172,6 +184,17 @@ mod tests {
         assert!(may_leave(1, 0, 0));
         assert!(!may_leave(1, 1, 0));
         assert!(!may_leave(2, 1, 1));
+    }
+
+    #[test]
+    fn a_worker_leaves_when_it_or_the_whole_pool_has_had_too_little_to_do() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let idle = 60 * second;
+        assert_eq!(leaves_at(start, start + second, idle), Some(start + idle));
+        assert_eq!(leaves_at(start + second, start, idle), Some(start + idle));
+        assert!(are_all_needed(2, 2, 0) && are_all_needed(1, 2, 1));
+        assert!(!are_all_needed(1, 2, 0));
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -67,6 +67,20 @@ pub(crate) struct Slots {
     autoscales: AtomicBool,
     /// Workers lost since one of them last answered a batch.
     losses: AtomicU32,
+    /// Workers that run a batch.
+    busy: AtomicUsize,
+    made: Instant,
+    /// When all workers were last needed, in milliseconds since `made`.
+    needed_millis: AtomicU64,
+}
+
+/// A worker runs a batch as long as this lives.
+pub(crate) struct Busy<'s>(&'s AtomicUsize);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Slots {
@@ -77,6 +91,9 @@ impl Slots {
             spec: Arc::new(spec),
             state: Mutex::default(),
             losses: AtomicU32::new(0),
+            busy: AtomicUsize::new(0),
+            made: Instant::now(),
+            needed_millis: AtomicU64::new(0),
         }
     }
 
@@ -167,15 +184,26 @@ impl Slots {
         self.refusal_in(&state)
     }
 
-    /// A worker has cut a batch.
-    pub(crate) fn cut(self: &Arc<Self>) {
+    /// A worker has cut a batch and runs it.
+    pub(crate) fn cut(self: &Arc<Self>) -> Busy<'_> {
+        let busy = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
         if self.autoscales() {
             let mut state = self.lock();
             if !self.spec.queue.is_closed() {
-                state.growth.note_cut(self.spec.queue.occupancy().0);
+                let waiting = self.spec.queue.occupancy().0;
+                if scale::are_all_needed(busy, state.ready(), waiting) {
+                    self.note_need();
+                }
+                state.growth.note_cut(waiting);
                 self.grow(&mut state);
             }
         }
+        Busy(&self.busy)
+    }
+
+    fn note_need(&self) {
+        let millis = u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.needed_millis.store(millis, Ordering::SeqCst);
     }
 
     fn grow(self: &Arc<Self>, state: &mut State) {
@@ -215,10 +243,14 @@ impl Slots {
         }
     }
 
-    /// How long a worker waits for a batch before it asks to leave.
-    pub(crate) fn idle_limit(&self) -> Option<Duration> {
-        self.autoscales()
-            .then(|| self.spec.limits.read().scale_down_idle)
+    /// When a worker asks to leave that has waited since then.
+    pub(crate) fn idle_until(&self, since: Instant) -> Option<Instant> {
+        if !self.autoscales() {
+            return None;
+        }
+        let needed = Duration::from_millis(self.needed_millis.load(Ordering::SeqCst));
+        let idle = self.spec.limits.read().scale_down_idle;
+        scale::leaves_at(since, self.made.checked_add(needed)?, idle)
     }
 
     /// A worker has waited for too long: tells it to end, if the pool can do without it.
@@ -239,6 +271,8 @@ impl Slots {
                 "an idle worker ends"
             );
         }
+        // Whether those that are left are needed shows from now on.
+        self.note_need();
     }
 
     /// A worker came up.
@@ -246,6 +280,7 @@ impl Slots {
         if self.autoscales() {
             let mut state = self.lock();
             state.growth.note_success();
+            self.note_need();
             state.growth_failure = None;
         }
     }
