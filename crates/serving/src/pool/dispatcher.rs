@@ -132,6 +132,8 @@ enum End {
     Asked,
     /// The worker is lost.
     Lost(StartFailure),
+    /// The same, while it had nothing to do.
+    LostIdle(StartFailure),
 }
 
 impl Dispatcher {
@@ -177,7 +179,6 @@ impl Dispatcher {
                 status.started = SystemTime::now();
                 status.generation = generation;
             });
-            let mut lost_host = None;
             let (lost, failure) = match self.start() {
                 Err(failure) => {
                     let permanent = failure.permanent;
@@ -196,25 +197,25 @@ impl Dispatcher {
                     let end = self.serve(&mut worker, &mut unsuccessful);
                     self.control.ready.store(false, Ordering::SeqCst);
                     let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
-                    lost_host = (!worker.host.is_alive()).then(|| worker.host.pid());
-                    match end {
+                    let (failure, was_idle) = match end {
                         End::Asked => break,
-                        // The host ends with the last worker that is dropped here.
-                        End::Lost(failure) if self.served.load(Ordering::Relaxed) => {
-                            (Lost::Served, failure)
-                        }
-                        End::Lost(failure) => (Lost::Idle, failure),
+                        End::Lost(failure) => (failure, false),
+                        End::LostIdle(failure) => (failure, true),
+                    };
+                    // One that is killed from outside while it does nothing says nothing about the
+                    // model.
+                    let blameless = was_idle && failure.out_of_memory;
+                    if !blameless && !self.ending() {
+                        let host = (!worker.host.is_alive()).then(|| worker.host.pid());
+                        self.slots.note_loss(host, &failure);
                     }
+                    // The host ends with the last worker that is dropped here.
+                    let served = self.served.load(Ordering::Relaxed);
+                    (if served { Lost::Served } else { Lost::Unused }, failure)
                 }
             };
             self.control.set_host(None);
-            if self.ending() {
-                break;
-            }
-            if lost == Lost::Served || lost == Lost::Idle {
-                self.slots.note_loss(lost_host, &failure);
-            }
-            if !self.retry(&mut failures, lost, &failure) {
+            if self.ending() || !self.retry(&mut failures, lost, &failure) {
                 break;
             }
         }
@@ -469,7 +470,7 @@ impl Dispatcher {
                     self.slots.leave_idle(self.id);
                     continue;
                 }
-                return End::Lost(self.lost(
+                return End::LostIdle(self.lost(
                     &worker.host,
                     &WireError::Closed,
                     "while it was idle",

@@ -14,7 +14,7 @@ pub(crate) enum Lost {
     /// It answered at least one batch since it came up.
     Served,
     /// It came up and answered none.
-    Idle,
+    Unused,
     /// It did not come up.
     NeverUp {
         /// Another try cannot help.
@@ -94,7 +94,7 @@ mod tests {
         let window = Duration::from_secs(300);
         let expected = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144];
         assert_eq!(waits(NEVER_UP, window), expected);
-        assert_eq!(waits(Lost::Idle, window), expected);
+        assert_eq!(waits(Lost::Unused, window), expected);
     }
 
     #[test]

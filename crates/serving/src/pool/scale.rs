@@ -29,6 +29,14 @@ pub(crate) struct Load {
     pub(crate) max: usize,
 }
 
+impl Load {
+    /// Jobs that this many workers take in so many rounds.
+    fn rounds(self, rounds: usize, workers: usize) -> usize {
+        let batch = self.batch_size.max(1);
+        rounds.saturating_mul(workers).saturating_mul(batch)
+    }
+}
+
 /// What a pool remembers for its growth.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
@@ -38,25 +46,30 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// A worker has cut a batch and left `waiting` jobs behind.
-    pub(crate) fn note_cut(&mut self, waiting: usize) {
-        self.busy_cuts = if waiting == 0 { 0 } else { self.busy_cuts + 1 };
+    /// A job has arrived: whether to start one worker now.
+    pub(crate) fn at_arrival(&mut self, load: Load, now: Instant) -> bool {
+        let more_than_a_round = load.waiting > load.rounds(1, load.ready);
+        self.starts(load, more_than_a_round, now)
     }
 
-    /// Whether to start one worker now.
-    pub(crate) fn starts(&mut self, load: Load, now: Instant) -> bool {
+    /// A worker has cut a batch: whether to start one worker now. What piled up while the workers
+    /// were loading may be gone in a moment, so a single look does not count here.
+    pub(crate) fn at_cut(&mut self, load: Load, now: Instant) -> bool {
+        self.busy_cuts = match load.waiting {
+            0 => 0,
+            _ => self.busy_cuts.saturating_add(1),
+        };
+        let busy = self.busy_cuts >= BUSY_CUTS;
+        self.starts(load, busy, now)
+    }
+
+    fn starts(&mut self, load: Load, wanted: bool, now: Instant) -> bool {
         let workers = load.ready + load.starting;
         if load.waiting == 0 || workers >= load.max || !self.may_start(now) {
             return false;
         }
-        let rounds = |rounds: usize, workers: usize| {
-            let batch = load.batch_size.max(1);
-            rounds.saturating_mul(workers).saturating_mul(batch)
-        };
-        let is_large = load.waiting >= rounds(LARGE_BACKLOG_ROUNDS, workers);
-        let wanted =
-            workers == 0 || self.busy_cuts >= BUSY_CUTS || load.waiting > rounds(1, load.ready);
-        let starts = wanted && (load.starting == 0 || is_large);
+        let is_large = load.waiting >= load.rounds(LARGE_BACKLOG_ROUNDS, workers);
+        let starts = is_large || (wanted && load.starting == 0);
         if starts {
             self.busy_cuts = 0;
         }
@@ -123,7 +136,7 @@ mod tests {
     }
 
     fn starts(load: Load) -> bool {
-        Growth::default().starts(load, Instant::now())
+        Growth::default().at_arrival(load, Instant::now())
     }
 
     #[test]
@@ -138,12 +151,15 @@ mod tests {
         assert!(!starts(load(4, 2, 0)));
         assert!(starts(load(5, 2, 0)));
         assert!(!starts(load(5, 4, 0)), "never above the bound");
+        let cut = Growth::default().at_cut(load(5, 2, 0), Instant::now());
+        assert!(!cut, "what came while it was loading");
     }
 
     #[test]
     fn one_is_started_at_a_time_unless_much_waits() {
         assert!(!starts(load(15, 1, 1)));
         assert!(starts(load(16, 1, 1)));
+        assert!(Growth::default().at_cut(load(8, 1, 0), Instant::now()));
     }
 
     #[test]
@@ -151,13 +167,11 @@ mod tests {
         let mut growth = Growth::default();
         let now = Instant::now();
         for waiting in [1, 1, 0, 1, 1] {
-            growth.note_cut(waiting);
-            assert!(!growth.starts(load(1, 2, 0), now));
+            assert!(!growth.at_cut(load(waiting, 2, 0), now));
         }
-        growth.note_cut(1);
-        assert!(growth.starts(load(1, 2, 0), now));
+        assert!(growth.at_cut(load(1, 2, 0), now));
         // It has to show again that it needs another one.
-        assert!(!growth.starts(load(1, 3, 0), now));
+        assert!(!growth.at_cut(load(1, 3, 0), now));
     }
 
     #[test]
@@ -165,9 +179,9 @@ mod tests {
         let mut growth = Growth::default();
         let mut now = Instant::now();
         assert!(growth.note_failure(now, WINDOW, false));
-        assert!(!growth.starts(load(1, 0, 0), now));
+        assert!(!growth.at_arrival(load(1, 0, 0), now));
         now += Duration::from_secs(1);
-        assert!(growth.starts(load(1, 0, 0), now));
+        assert!(growth.at_arrival(load(1, 0, 0), now));
         let mut tries = 1;
         while growth.note_failure(now, WINDOW, false) {
             assert!(tries < 100);
@@ -204,18 +218,18 @@ mod tests {
         fn growth_stays_within_its_bounds(
             waiting in 0_usize..200, batch_size in 0_usize..16, ready in 0_usize..9,
             starting in 0_usize..9, max in 0_usize..9,
-            cuts in proptest::collection::vec(0_usize..3, 0..6),
+            cuts in proptest::collection::vec(any::<bool>(), 1..8),
         ) {
             let mut growth = Growth::default();
-            for left in cuts {
-                growth.note_cut(left);
-            }
+            let now = Instant::now();
             let load = Load { waiting, batch_size, ready, starting, max };
-            let starts = growth.starts(load, Instant::now());
-            if starts {
-                prop_assert!(ready + starting < max && waiting > 0);
-            } else {
-                prop_assert!(waiting == 0 || max == 0 || ready + starting > 0);
+            for cut in cuts {
+                let starts = if cut { growth.at_cut(load, now) } else { growth.at_arrival(load, now) };
+                if starts {
+                    prop_assert!(ready + starting < max && waiting > 0);
+                } else {
+                    prop_assert!(waiting == 0 || max == 0 || ready + starting > 0);
+                }
             }
         }
     }

@@ -180,7 +180,7 @@ impl Slots {
             // The workers, no longer listed here, finish what it has.
             return None;
         }
-        self.grow(&mut state);
+        self.grow(&mut state, Growth::at_arrival);
         self.refusal_in(&state)
     }
 
@@ -194,8 +194,7 @@ impl Slots {
                 if scale::are_all_needed(busy, state.ready(), waiting) {
                     self.note_need();
                 }
-                state.growth.note_cut(waiting);
-                self.grow(&mut state);
+                self.grow(&mut state, Growth::at_cut);
             }
         }
         Busy(&self.busy)
@@ -206,7 +205,7 @@ impl Slots {
         self.needed_millis.store(millis, Ordering::SeqCst);
     }
 
-    fn grow(self: &Arc<Self>, state: &mut State) {
+    fn grow(self: &Arc<Self>, state: &mut State, starts: fn(&mut Growth, Load, Instant) -> bool) {
         if !self.autoscales() || state.quarantine.is_some() {
             return;
         }
@@ -227,7 +226,7 @@ impl Slots {
             max,
         };
         let now = Instant::now();
-        if !state.growth.starts(load, now) {
+        if !starts(&mut state.growth, load, now) {
             return;
         }
         tracing::info!(
