@@ -188,7 +188,7 @@ fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &s
         }
     }
     tracing::info!(
-        "{} cores (by affinity and the quota of the control group), devices {:?}",
+        "cores: {} (by affinity and the quota of the control group), devices: {:?}",
         settings.cores(),
         settings.devices()
     );

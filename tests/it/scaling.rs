@@ -209,6 +209,8 @@ fn a_start_on_demand_that_fails_answers_what_waits_and_does_not_loop() {
     });
     assert_eq!(server.describe("m")["lastFailure"], "no weights today");
     assert!(workers(&server, "m").is_empty());
+    let ready = server.manage("GET", "/v1/models/m").send().json();
+    assert_eq!(ready["ready"], false);
     let refused = predict(&server, "m").expect(503);
     assert_eq!(refused.header("x-refusal-reason"), Some("no-worker"));
     server.wait_until("it has been tried for long enough", || {

@@ -42,7 +42,8 @@ def test_a_failing_load_on_demand_tells_why_and_is_not_repeated(start):
     assert "no_such_module" in described["lastFailure"]
     answer = server.predict("m", b"x")
     assert (answer.status_code, answer.headers["x-refusal-reason"]) == (503, "quarantined")
-    assert server.output.count("Worker disconnected") == 1
+    output = server.wait_for_output("the model is in quarantine")
+    assert output.count("Worker disconnected") == 1
 
 
 def test_a_handler_that_only_ends_its_process_goes_into_quarantine_until_it_is_scaled(start):

@@ -166,10 +166,12 @@ impl Slots {
         self.autoscales() && self.spec.limits.read().max_workers > 0
     }
 
-    /// Whether a request would be served: a worker takes batches, or one is started for it.
+    /// Whether a request would be served: a worker takes batches, or the model is one that is
+    /// loaded by its requests. Such a model stays ready while it loads.
     pub(crate) fn can_serve(&self) -> bool {
         let state = self.lock();
-        state.ready() > 0 || (state.healthy() == 0 && self.refusal_in(&state).is_none())
+        let needs_none = || self.autoscales() && self.spec.limits.read().min_workers == 0;
+        state.ready() > 0 || (needs_none() && self.refusal_in(&state).is_none())
     }
 
     /// A job is in the queue: starts a worker if the load asks for one. Returns why nobody will
