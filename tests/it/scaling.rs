@@ -127,6 +127,87 @@ fn workers_that_a_light_load_does_not_need_go_down_too() {
     });
 }
 
+/// WK-05: what waits when the workers are to go is answered as the call says.
+#[test]
+fn scaling_to_zero_waits_for_the_queue_as_long_as_it_is_told_to() {
+    for isolation in ISOLATIONS {
+        let server = server().start();
+        let yaml = format!("workerIsolation: {isolation}\necho:\n  batchMicros: 400000\n");
+        server.echo_model("m", "1.0", &yaml);
+        register(&server, "m", 2);
+        let pending = || server.describe("m")["jobQueueStatus"]["pendingRequests"].clone();
+        for (timeout, answered) in [("-1", 7..=7), ("1", 4..=6)] {
+            scale(&server, "m", "min_worker=2");
+            std::thread::scope(|scope| {
+                let calls: Vec<_> = (0..7)
+                    .map(|_| scope.spawn(|| predict(&server, "m")))
+                    .collect();
+                server.wait_until("five wait", || pending() == 5);
+                let path = format!("/models/m?min_worker=0&timeout={timeout}");
+                server.manage("PUT", &path).send().expect(202);
+                server.wait_until("no more are taken", || {
+                    let refused = predict(&server, "m");
+                    refused.header("x-refusal-reason") == Some("draining")
+                });
+                let statuses: Vec<u16> = calls
+                    .into_iter()
+                    .map(|call| call.join().unwrap().status)
+                    .collect();
+                let served = statuses.iter().filter(|status| **status == 200).count();
+                let refused = statuses.iter().filter(|status| **status == 503).count();
+                assert_eq!(served + refused, 7, "{isolation} {timeout}: {statuses:?}");
+                assert!(
+                    answered.contains(&served),
+                    "{isolation} {timeout}: {statuses:?}"
+                );
+            });
+            server.wait_without_hosts();
+            let refused = predict(&server, "m").expect(503);
+            assert_eq!(refused.header("x-refusal-reason"), Some("no-worker"));
+        }
+    }
+}
+
+/// A call that comes while another one drains the pool has the last word.
+#[test]
+fn a_pool_that_drains_is_kept_by_a_later_call() {
+    let server = server().start();
+    server.echo_model("m", "1.0", "echo:\n  batchMicros: 300000\n");
+    register(&server, "m", 1);
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| predict(&server, "m")))
+            .collect();
+        server.wait_until("three wait", || {
+            server.describe("m")["jobQueueStatus"]["pendingRequests"] == 3
+        });
+        let path = "/models/m?min_worker=0&timeout=-1";
+        server.manage("PUT", path).send().expect(202);
+        scale(&server, "m", "min_worker=1");
+        for call in calls {
+            call.join().unwrap().expect(200);
+        }
+    });
+    predict(&server, "m").expect(200);
+    assert_eq!(server.describe("m")["minWorkers"], 1);
+}
+
+/// HL-11: the cores that this process may use, not those of the machine.
+#[test]
+fn cores_are_those_of_the_affinity() {
+    let mut one = rustix::thread::CpuSet::new();
+    let all = rustix::thread::sched_getaffinity(None).unwrap();
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|core| all.is_set(*core));
+    one.set(first.unwrap());
+    // This thread's alone; the server inherits it.
+    rustix::thread::sched_setaffinity(None, &one).unwrap();
+    let server = server().start();
+    server.echo_model("m", "1.0", "");
+    register(&server, "m", 1);
+    assert_eq!(workers(&server, "m")[0]["threads"], 1);
+    server.wait_until("the log tells it", || server.output().contains("cores: 1 "));
+}
+
 /// A job that arrives while the last worker leaves is neither lost nor refused.
 #[test]
 fn calls_at_the_moment_of_unloading_are_answered() {

@@ -72,6 +72,9 @@ pub struct Scaling {
     pub max_workers: Option<usize>,
     /// Let the load decide between the two; `None` leaves it as it is.
     pub autoscale: Option<bool>,
+    /// Where no worker is to be left: how long they go on answering what waits before it is
+    /// refused.
+    pub drain: Option<Duration>,
     /// Wait until the pool has the size asked for.
     pub synchronous: bool,
 }
@@ -355,7 +358,13 @@ impl ManagementService {
         if max < min {
             return Err(ServingError::WorkerRange);
         }
-        let resizing = found.pool.resize(size);
+        let drain = scaling.drain.filter(|_| max == 0);
+        let resizing = if drain.is_some() {
+            found.pool.stop_taking();
+            None
+        } else {
+            Some(found.pool.resize(size))
+        };
         tracing::info!(
             model = %found.name,
             version = %found.version,
@@ -365,7 +374,17 @@ impl ManagementService {
             "workers scaled"
         );
         let limit = self.core.config.defaults.unregister_timeout;
-        let finishing = finish_resizing(found, resizing, limit);
+        let finishing = async move {
+            let resizing = match resizing {
+                Some(resizing) => resizing,
+                None if found.pool.drained(drain.unwrap_or_default()).await => {
+                    found.pool.resize(size)
+                }
+                // Another call came in between, and has the last word.
+                None => return Ok(found.pool.ready_workers()),
+            };
+            finish_resizing(found, resizing, limit).await
+        };
         if scaling.synchronous {
             let ready = run_to_the_end(finishing).await?;
             return Ok(if ready < min {

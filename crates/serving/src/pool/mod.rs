@@ -43,6 +43,9 @@ pub(crate) use crate::pool::devices::Placement;
 /// Worker ids start here, as TorchServe's do (*torchserve-contract* 5.5).
 const FIRST_WORKER_ID: u32 = 9000;
 
+/// How often a pool that drains looks whether it is empty.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// What all pools of a server share.
 pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
@@ -230,6 +233,7 @@ impl Pool {
             limits.autoscale = autoscale;
         }
         self.slots.set_autoscale(autoscale);
+        state.draining = false;
         let mut stopping = self.slots.lift_quarantine(&mut state);
         while state.list.len() > max
             && let Some(slot) = state.list.pop()
@@ -259,6 +263,27 @@ impl Pool {
             stopping,
             failure,
         }
+    }
+
+    /// Takes no more requests until it gets another size.
+    pub(crate) fn stop_taking(&self) {
+        self.slots.lock().draining = true;
+    }
+
+    /// After [`Pool::stop_taking`]: waits until no request waits, nobody is left to take them, or
+    /// `limit` is over. Returns whether the pool has not been given another size meanwhile.
+    pub(crate) async fn drained(&self, limit: Duration) -> bool {
+        let is_served = || {
+            let state = self.slots.lock();
+            !state.draining || state.healthy() == 0 || self.spec().queue.occupancy().0 == 0
+        };
+        let served = async {
+            while !is_served() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        let _in_time = tokio::time::timeout(limit, served).await;
+        self.slots.lock().draining
     }
 
     /// Takes no more jobs, lets the workers finish those it has, and ends them; after `limit`

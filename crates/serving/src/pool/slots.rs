@@ -41,6 +41,9 @@ impl Slot {
 pub(crate) struct State {
     pub(crate) list: Vec<Slot>,
     pub(crate) growth: Growth,
+    /// It takes no more requests, since its workers are to go when they have answered those that
+    /// wait.
+    pub(crate) draining: bool,
     /// Why the model is in quarantine, if it is.
     pub(crate) quarantine: Option<String>,
     /// Why the last worker that the load asked for did not come up.
@@ -149,9 +152,13 @@ impl Slots {
     /// Why a request would not be taken now, if so.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         let state = self.lock();
+        if state.draining {
+            return Some(Refusal::Draining);
+        }
         self.refusal_in(&state)
     }
 
+    /// The same for one that has been taken.
     fn refusal_in(&self, state: &State) -> Option<Refusal> {
         if state.quarantine.is_some() {
             return Some(Refusal::Quarantined);
@@ -171,7 +178,8 @@ impl Slots {
     pub(crate) fn can_serve(&self) -> bool {
         let state = self.lock();
         let needs_none = || self.autoscales() && self.spec.limits.read().min_workers == 0;
-        state.ready() > 0 || (needs_none() && self.refusal_in(&state).is_none())
+        let loads = || needs_none() && self.refusal_in(&state).is_none();
+        !state.draining && (state.ready() > 0 || loads())
     }
 
     /// A job is in the queue: starts a worker if the load asks for one. Returns why nobody will

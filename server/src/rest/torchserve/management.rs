@@ -249,6 +249,10 @@ fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
         min_workers: min.map(size).transpose()?,
         max_workers: max.map(size).transpose()?,
         autoscale,
+        // Below zero means without a limit.
+        drain: query
+            .number("timeout")
+            .map(|seconds| u64::try_from(seconds).map_or(Duration::MAX, Duration::from_secs)),
         synchronous: query.flag("synchronous", false),
     })
 }
