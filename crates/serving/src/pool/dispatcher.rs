@@ -206,8 +206,10 @@ impl Dispatcher {
                     // model.
                     let blameless = was_idle && failure.out_of_memory;
                     if !blameless && !self.ending() {
-                        let host = (!worker.host.is_alive()).then(|| worker.host.pid());
-                        self.slots.note_loss(host, &failure);
+                        self.publish.send_modify(|status| {
+                            status.last_failure = Some(failure.clone());
+                        });
+                        self.slots.note_loss(&worker.host, &failure);
                     }
                     // The host ends with the last worker that is dropped here.
                     let served = self.served.load(Ordering::Relaxed);

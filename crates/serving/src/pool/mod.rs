@@ -10,6 +10,7 @@ mod dispatcher;
 mod hosts;
 mod logs;
 pub(crate) mod python;
+mod resizing;
 mod restart;
 mod scale;
 mod slots;
@@ -18,9 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::try_join_all;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
 use ts_types::{Isolation, ModelLimits, ModelName, Version};
 use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 
@@ -33,12 +32,13 @@ use crate::metrics::ModelMetrics;
 use crate::pool::devices::{Devices, PoolDevices};
 use crate::pool::hosts::HostLease;
 use crate::pool::python::PythonError;
-use crate::pool::slots::{Slot, Slots};
+use crate::pool::slots::Slots;
 use crate::queue::Queue;
 use crate::spec::ResolvedModel;
 use crate::warmup::WarmUp;
 
 pub(crate) use crate::pool::devices::Placement;
+pub(crate) use crate::pool::resizing::Resizing;
 
 /// Worker ids start here, as TorchServe's do (*torchserve-contract* 5.5).
 const FIRST_WORKER_ID: u32 = 9000;
@@ -354,84 +354,6 @@ impl Drop for Pool {
             slot.control.kill();
         }
         self.spec().queue.wake_all();
-    }
-}
-
-/// A change of a pool's size under way.
-pub(crate) struct Resizing {
-    starting: Vec<watch::Receiver<SlotStatus>>,
-    stopping: Vec<Slot>,
-    failure: Option<StartFailure>,
-}
-
-impl Resizing {
-    /// Why a slot could not be made at all.
-    pub(crate) fn failed(&mut self) -> Result<(), StartFailure> {
-        self.failure.take().map_or(Ok(()), Err)
-    }
-
-    /// Waits until each new worker has come up once.
-    ///
-    /// # Errors
-    /// The first failure of any of them, without waiting for the others.
-    pub(crate) async fn started(&mut self) -> Result<(), StartFailure> {
-        self.failed()?;
-        try_join_all(self.starting.iter_mut().map(first_result)).await?;
-        Ok(())
-    }
-
-    /// Waits until each removed worker has finished its batch and ended; after `limit` ends them
-    /// as they are. Returns whether they are all gone.
-    pub(crate) async fn stopped(&mut self, limit: Duration) -> bool {
-        if self.all_stopped(limit).await {
-            return true;
-        }
-        for slot in &self.stopping {
-            slot.control.stop();
-            slot.control.kill();
-        }
-        // A killed process is gone within milliseconds, unless the kernel holds it.
-        self.all_stopped(Duration::from_secs(5)).await
-    }
-
-    async fn all_stopped(&mut self, limit: Duration) -> bool {
-        let all = async {
-            for slot in &mut self.stopping {
-                // A sender that is gone has ended too.
-                let _ended = slot
-                    .status
-                    .wait_for(|status| matches!(status.phase, Phase::Stopped | Phase::GivenUp))
-                    .await;
-            }
-        };
-        tokio::time::timeout(limit, all).await.is_ok()
-    }
-}
-
-async fn first_result(status: &mut watch::Receiver<SlotStatus>) -> Result<(), StartFailure> {
-    let first = status
-        .wait_for(|status| {
-            status.last_failure.is_some()
-                || !matches!(status.phase, Phase::Starting | Phase::Waiting)
-        })
-        .await;
-    match first {
-        Ok(status) if status.phase == Phase::Ready => Ok(()),
-        Ok(status) => Err(status
-            .last_failure
-            .clone()
-            .unwrap_or_else(StartFailure::stopped)),
-        Err(_) => Err(StartFailure::stopped()),
-    }
-}
-
-impl StartFailure {
-    pub(crate) fn stopped() -> Self {
-        Self {
-            text: "the worker was stopped before it came up".to_owned(),
-            out_of_memory: false,
-            permanent: false,
-        }
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::pool::dispatcher::{Dispatcher, SlotControl};
+use crate::pool::hosts::Host;
 use crate::pool::scale::{self, Growth, Load};
 use crate::pool::{Phase, PoolSpec, SlotStatus};
 
@@ -48,7 +49,8 @@ pub(crate) struct State {
     pub(crate) quarantine: Option<String>,
     /// Why the last worker that the load asked for did not come up.
     pub(crate) growth_failure: Option<String>,
-    /// The host that ended last: workers that share it are lost together, and that counts once.
+    /// Process of the worker that was lost last: those that share a host which ends are lost
+    /// together, and that counts once.
     last_lost: Option<u32>,
 }
 
@@ -335,14 +337,13 @@ impl Slots {
 
     /// A worker that had come up was lost. Too many in a row, with no batch answered in between,
     /// and the model is put into quarantine.
-    /// `host` is the process that it was lost with, if that has ended.
-    pub(crate) fn note_loss(&self, host: Option<u32>, failure: &StartFailure) {
+    pub(crate) fn note_loss(&self, host: &Host, failure: &StartFailure) {
         let limit = self.spec.limits.read().quarantine_after;
         let mut state = self.lock();
-        if host.is_some() && state.last_lost == host {
+        let before = state.last_lost.replace(host.pid());
+        if !host.is_alive() && before == Some(host.pid()) {
             return;
         }
-        state.last_lost = host;
         let losses = self.losses.fetch_add(1, Ordering::Relaxed) + 1;
         if losses >= limit && state.quarantine.is_none() {
             let reason = format!(
