@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import item
 
 from ts._runtime import bridge
@@ -213,7 +214,8 @@ def test_the_working_folder_is_the_models(load):
     assert Path(os.getcwd()).name == "model"
 
 
-def test_model_config_and_manifest_reach_the_context(load):
+def test_model_config_and_manifest_reach_the_context(load, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     source = """
 def handle(data, context):
     return data and [[context.model_yaml_config, context.manifest["model"]["modelName"],
@@ -235,6 +237,16 @@ def handle(data, context):
         "server_version": "0.1.0",
         "limit_max_image_pixels": True,
     }
+
+
+def test_a_leased_gpu_that_torch_does_not_see_is_permanent(make_model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    spec = make_model({"handler.py": "import torch\n" + function()})
+    assert bridge.load(spec | {"gpu_id": 0})[0] is not None
+    session, kind, message = bridge.load(spec | {"gpu_id": 1})
+    assert (session, kind) == (None, "permanent")
+    assert message.startswith("HandlerError: the server leased GPU 1 to this worker")
+    assert "number_of_gpu=0" in message
 
 
 @pytest.mark.parametrize("text", [None, "a: [", "\tx"])

@@ -10,7 +10,9 @@ use rustix::process::{Pid, Signal};
 
 use crate::app;
 use crate::cli::Options;
-use crate::settings::{Environment, Machine, Settings, SettingsError, load, raw::Raw, resolve};
+use crate::settings::{
+    Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
+};
 
 /// How long `--stop --foreground` waits.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -118,9 +120,15 @@ fn configure(
         // What the kernel calls it holds as long as the process does.
         Err(_) => PathBuf::from("/proc/self/exe"),
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = Machine {
+        // The affinity and the quota of the control group are in it, and it is never 0.
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        devices: find_devices(Path::new("/proc/driver/nvidia/gpus"), Path::new("/dev")),
+        visible_devices: environment.get(VISIBLE).map(str::to_owned),
+        executable,
+    };
     let resolved = load(options, environment).and_then(|raw| {
-        let settings = resolve(&raw, &Machine { cores, executable })?;
+        let settings = resolve(&raw, &machine)?;
         Ok((raw, settings))
     });
     match resolved {

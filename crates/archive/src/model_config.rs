@@ -20,7 +20,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// something unusable, in which case there is a warning.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelConfig {
-    /// `minWorkers`, at least 1.
+    /// `minWorkers`, at least 1, or 0 where `autoscale` is on.
     pub min_workers: Option<u32>,
     /// `maxWorkers`.
     pub max_workers: Option<u32>,
@@ -69,6 +69,15 @@ pub struct ModelConfig {
     pub use_venv: Option<bool>,
     /// `workerIsolation`: `process` or `thread`. Ours, not TorchServe's.
     pub worker_isolation: Option<Isolation>,
+    /// `autoscale`: whether the load moves the number of workers between the two bounds. Ours, not
+    /// TorchServe's.
+    pub autoscale: Option<bool>,
+    /// `scaleDownIdleSeconds`, at least 1: how long a worker that the load brought may be idle.
+    /// Ours, not TorchServe's.
+    pub scale_down_idle_seconds: Option<u32>,
+    /// `quarantineAfter`, at least 1: workers that may be lost in a row, with no batch answered in
+    /// between. Ours, not TorchServe's.
+    pub quarantine_after: Option<u32>,
     /// `nativeHandlers`: whether default handlers may run without Python. Ours, not TorchServe's.
     pub native_handlers: Option<bool>,
     /// `isolateBadRequests`: whether a batch that its handler raised on is run again in halves. Ours,
@@ -164,6 +173,12 @@ impl ModelConfig {
                 config.warnings.push(format!("`{key}` {warning}"));
             }
         }
+        if config.min_workers == Some(0) && config.autoscale != Some(true) {
+            config.min_workers = Some(1);
+            config.warnings.push(
+                "`minWorkers` is 0; 1 is used, the least it can be without `autoscale`".to_owned(),
+            );
+        }
         if config.parallel_level.is_some_and(|level| level > 0)
             && matches!(config.parallel_type, None | Some(ParallelType::None))
         {
@@ -177,6 +192,7 @@ impl ModelConfig {
 
     fn take(&mut self, key: &str, value: Value) -> Result<(), String> {
         match key {
+            "minWorkers" if value.as_i64() == Some(0) => self.min_workers = Some(0),
             "minWorkers" => return self.at_least_one(&value, |config| &mut config.min_workers),
             "maxWorkers" => self.max_workers = Some(integer(&value, 0)?),
             "batchSize" => return self.at_least_one(&value, |config| &mut config.batch_size),
@@ -205,6 +221,9 @@ impl ModelConfig {
             "asyncCommunication" => self.async_communication = Some(boolean(&value)?),
             "useVenv" => self.use_venv = Some(boolean(&value)?),
             "workerIsolation" => self.worker_isolation = Some(named(&value)?),
+            "autoscale" => self.autoscale = Some(boolean(&value)?),
+            "scaleDownIdleSeconds" => self.scale_down_idle_seconds = Some(integer(&value, 1)?),
+            "quarantineAfter" => self.quarantine_after = Some(integer(&value, 1)?),
             "nativeHandlers" => self.native_handlers = Some(boolean(&value)?),
             "isolateBadRequests" => self.isolate_bad_requests = Some(boolean(&value)?),
             _ => drop(self.other.insert(key.to_owned(), value)),

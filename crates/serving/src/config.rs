@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use regex::RegexSet;
 use ts_archive::UnpackLimits;
-use ts_types::{Gather, Isolation, ModelName, ResourceDemand, Version};
+use ts_types::{DeviceType, Gather, Isolation, ModelName, ResourceDemand, Version};
 
 /// Everything the core needs to know.
 #[derive(Debug, Clone)]
@@ -73,6 +73,8 @@ pub struct ModelDefaults {
     pub isolation: Option<Isolation>,
     /// `batch_gather`.
     pub gather: Gather,
+    /// `quarantine_after`.
+    pub quarantine_after: u32,
 }
 
 /// Settings of one model version from the `models` property.
@@ -90,6 +92,10 @@ pub struct ModelOverrides {
     pub response_timeout: Option<Duration>,
     /// `startupTimeout`.
     pub startup_timeout: Option<Duration>,
+    /// `deviceType`.
+    pub device_type: Option<DeviceType>,
+    /// `deviceIds`.
+    pub device_ids: Option<Vec<u32>>,
 }
 
 /// How hosts are made, and what their workers are told.
@@ -103,6 +109,8 @@ pub struct HostConfig {
     pub home: Option<PathBuf>,
     /// Cores that all workers together may use.
     pub cores: usize,
+    /// Ids of the accelerators that workers may use.
+    pub devices: Vec<u32>,
     /// `service_envelope`.
     pub service_envelope: Option<String>,
     /// `decode_input_request`.

@@ -219,6 +219,8 @@ pub enum Refusal {
     SequenceQueueFull,
     /// The request's sequence ended before it ran.
     SequenceOver,
+    /// The model's workers only failed, and no more are started.
+    Quarantined,
 }
 
 impl Refusal {
@@ -233,6 +235,7 @@ impl Refusal {
             Self::TooManySequences => "too-many-sequences",
             Self::SequenceQueueFull => "sequence-queue-full",
             Self::SequenceOver => "sequence-over",
+            Self::Quarantined => "quarantined",
         }
     }
 }

@@ -51,9 +51,10 @@ impl InferenceService {
                 spec.metrics.arrived(version_named);
             }
             // A version that is being removed is left to the push, which tells it apart.
-            let without_workers = || found.pool.healthy_workers() == 0 && !spec.queue.is_closed();
-            if without_workers() {
-                return Err(no_worker(&request));
+            if !spec.queue.is_closed()
+                && let Some(reason) = found.pool.refusal()
+            {
+                return Err(refused(&request, reason));
             }
             let demand = admission::demand(
                 &mut request,
@@ -74,6 +75,9 @@ impl InferenceService {
             let turn = spec.order.as_ref().map(|order| order.enter());
             match spec.queue.push(job, Instant::now()) {
                 Ok(()) => {
+                    // The last worker may have gone between the look above and the push, and had
+                    // no chance to answer what it could not see.
+                    found.pool.arrived();
                     // Without the version itself, whose last user deletes its folder.
                     let spec = Arc::clone(spec);
                     let waiting = Waiting {
@@ -82,11 +86,6 @@ impl InferenceService {
                         id,
                         version_named,
                     };
-                    if without_workers() {
-                        // The last worker went between the look above and the push, and had no
-                        // chance to answer what it could not see.
-                        found.pool.refuse_waiting();
-                    }
                     drop(found);
                     let mut answer = waiting.for_answer(answered, limits, turn).await?;
                     if let Some(id) = sequence {
@@ -123,15 +122,17 @@ impl InferenceService {
     }
 }
 
-fn no_worker(request: &InferRequest) -> ServingError {
+fn refused(request: &InferRequest, reason: Refusal) -> ServingError {
     let model = request.model.clone();
-    if request.kind == RequestKind::Describe {
+    if request.kind == RequestKind::Describe
+        && matches!(reason, Refusal::NoWorker | Refusal::Quarantined)
+    {
         return ServingError::NoWorkerToDescribe { model };
     }
     ServingError::Refused {
         model,
         version: request.version.clone(),
-        reason: Refusal::NoWorker,
+        reason,
         retry_after: Duration::ZERO,
     }
 }

@@ -12,7 +12,7 @@ use ts_wire::frame::Exchange;
 use crate::Core;
 use crate::error::{ServingError, StartFailure};
 use crate::explain::Batching;
-use crate::pool::{Pool, PoolSpec, Resizing};
+use crate::pool::{Pool, PoolSpec, Resizing, Size};
 use crate::registry::{Model, ModelVersion};
 use crate::{spec, store};
 
@@ -41,6 +41,8 @@ pub struct Registration {
     pub startup_timeout: Option<Duration>,
     /// `initial_workers`.
     pub initial_workers: Option<usize>,
+    /// `autoscale`: let the load decide how many workers there are.
+    pub autoscale: Option<bool>,
     /// `worker_isolation`.
     pub isolation: Option<Isolation>,
     /// Wait until the workers are up, and take the registration back if they do not come up.
@@ -65,10 +67,16 @@ pub struct Registered {
 /// New bounds for a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scaling {
-    /// Workers at least.
-    pub min_workers: usize,
-    /// Workers at most.
-    pub max_workers: usize,
+    /// Workers at least; `None` is 1, or leaves it as it is if `autoscale` is switched on.
+    pub min_workers: Option<usize>,
+    /// Workers at most; `None` is the least, or leaves room for growth if `autoscale` is switched
+    /// on.
+    pub max_workers: Option<usize>,
+    /// Let the load decide between the two; `None` leaves it as it is.
+    pub autoscale: Option<bool>,
+    /// Where no worker is to be left: how long they go on answering what waits before it is
+    /// refused.
+    pub drain: Option<Duration>,
     /// Wait until the pool has the size asked for.
     pub synchronous: bool,
 }
@@ -82,7 +90,10 @@ pub enum Scaled {
     /// restarted.
     InProgress,
     /// The pool has the size asked for.
-    Done,
+    Done {
+        /// Workers at least.
+        min_workers: usize,
+    },
 }
 
 /// One page of the list of models.
@@ -136,6 +147,12 @@ pub struct Description {
     pub loaded_at_startup: bool,
     /// It is the default version.
     pub is_default: bool,
+    /// A request would be served: a worker can take it, or is started for it.
+    pub ready: bool,
+    /// Why no worker of it is started any more, if so.
+    pub quarantined: Option<String>,
+    /// Why the last worker that the load asked for did not come up.
+    pub last_failure: Option<String>,
     /// Its workers, in order of their ids.
     pub workers: Vec<WorkerDescription>,
     /// Requests waiting.
@@ -157,8 +174,12 @@ pub struct WorkerDescription {
     pub pid: Option<u32>,
     /// Resident bytes of that process.
     pub memory_bytes: u64,
+    /// How it is isolated.
+    pub isolation: Isolation,
     /// Accelerator leased to it.
-    pub gpu_id: Option<u32>,
+    pub device: Option<u32>,
+    /// Its share of the cores: threads of one forward pass. `None` before it was first started.
+    pub threads: Option<u32>,
     /// Counts its incarnations from 1.
     pub generation: u64,
     /// Why the last one ended, if one did.
@@ -230,6 +251,7 @@ impl ManagementService {
         let (name, version) = (resolved.name.clone(), resolved.version.clone());
         let reservation = self.reserve(&name, &version)?;
         let limits = resolved.limits.clone();
+        let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
         let published = Arc::new(ModelVersion {
             name: name.clone(),
             version: version.clone(),
@@ -237,14 +259,17 @@ impl ManagementService {
             runtime: resolved.runtime,
             device_type: resolved.device_type,
             device_ids: resolved.device_ids.clone(),
+            automatic_workers,
             loaded_at_startup: registration.at_startup,
             pool: Pool::new(PoolSpec::new(resolved, Arc::clone(&core.surroundings))),
             folder: artifact.dir,
             fetched: rollback.fetched.take(),
         });
-        let mut resizing = published
-            .pool
-            .resize(limits.min_workers, limits.max_workers);
+        let mut resizing = published.pool.resize(Size {
+            min: limits.min_workers,
+            max: limits.max_workers,
+            autoscale: limits.autoscale,
+        });
         let started = if registration.synchronous {
             resizing.started().await
         } else {
@@ -338,31 +363,50 @@ impl ManagementService {
         version: Option<&Version>,
         scaling: Scaling,
     ) -> Result<Scaled, ServingError> {
-        if scaling.max_workers < scaling.min_workers {
-            return Err(ServingError::WorkerRange);
-        }
         let found = self.core.registry.resolve(model, version)?;
         if found.pool.spec().queue.is_closed() {
             return Err(ServingError::BeingRemoved {
                 model: found.name.clone(),
             });
         }
-        let resizing = found.pool.resize(scaling.min_workers, scaling.max_workers);
+        let size = size(&found, scaling);
+        let (min, max, autoscale) = (size.min, size.max, size.autoscale);
+        if max < min {
+            return Err(ServingError::WorkerRange);
+        }
+        let drain = scaling.drain.filter(|_| max == 0);
+        let resizing = if drain.is_some() {
+            found.pool.stop_taking();
+            None
+        } else {
+            Some(found.pool.resize(size))
+        };
         tracing::info!(
             model = %found.name,
             version = %found.version,
-            min = scaling.min_workers,
-            max = scaling.max_workers,
+            min,
+            max,
+            autoscale,
             "workers scaled"
         );
         let limit = self.core.config.defaults.unregister_timeout;
-        let finishing = finish_resizing(found, resizing, limit);
+        let finishing = async move {
+            let resizing = match resizing {
+                Some(resizing) => resizing,
+                None if found.pool.drained(drain.unwrap_or_default()).await => {
+                    found.pool.resize(size)
+                }
+                // Another call came in between, and has the last word.
+                None => return Ok(found.pool.ready_workers()),
+            };
+            finish_resizing(found, resizing, limit).await
+        };
         if scaling.synchronous {
             let ready = run_to_the_end(finishing).await?;
-            return Ok(if ready < scaling.min_workers {
+            return Ok(if ready < min {
                 Scaled::InProgress
             } else {
-                Scaled::Done
+                Scaled::Done { min_workers: min }
             });
         }
         tokio::spawn(async move {
@@ -510,7 +554,8 @@ impl ManagementService {
     }
 
     /// Whether every model's default version has its minimum of healthy workers: what `/ping`
-    /// tells (*torchserve-contract* 4.5). Workers that load or are being restarted count.
+    /// tells (*torchserve-contract* 4.5). Workers that load or are being restarted count. A model
+    /// in quarantine has none, whatever its minimum.
     pub fn healthy(&self) -> bool {
         let models = self.core.registry.snapshot();
         models
@@ -518,7 +563,7 @@ impl ManagementService {
             .filter_map(Model::default_version)
             .all(|version| {
                 let minimum = version.pool.spec().limits.read().min_workers;
-                version.pool.healthy_workers() >= minimum
+                version.pool.healthy_workers() >= minimum && version.pool.quarantine().is_none()
             })
     }
 
@@ -615,9 +660,8 @@ async fn finish_resizing(
 ) -> Result<usize, ServingError> {
     let started = resizing.started().await;
     let stopped = resizing.stopped(limit).await;
-    if version.pool.is_empty() {
-        version.pool.refuse_waiting();
-    }
+    // The last worker that could take what waits may have gone.
+    version.pool.arrived();
     started.map_err(|cause: StartFailure| ServingError::WorkerStart {
         model: version.name.clone(),
         version: version.version.clone(),
@@ -631,8 +675,33 @@ async fn finish_resizing(
     Ok(version.pool.ready_workers())
 }
 
+/// The bounds that a call asks for. Without autoscaling an absent one has TorchServe's default.
+fn size(version: &ModelVersion, scaling: Scaling) -> Size {
+    let limits = version.pool.spec().limits.read().clone();
+    let autoscale = scaling.autoscale.unwrap_or(limits.autoscale);
+    let (min, max) = if scaling.autoscale == Some(true) {
+        let min = scaling.min_workers.unwrap_or(limits.min_workers);
+        let room = if limits.max_workers > limits.min_workers {
+            limits.max_workers
+        } else {
+            version.automatic_workers
+        };
+        (min, scaling.max_workers.unwrap_or(room.max(min)))
+    } else {
+        let min = scaling.min_workers.unwrap_or(1);
+        (min, scaling.max_workers.unwrap_or(min))
+    };
+    Size {
+        min,
+        max,
+        autoscale,
+    }
+}
+
 fn describe(version: &ModelVersion, default: &Version) -> Description {
     let spec = version.pool.spec();
+    // Not within the expression below, which would hold the lock while it takes the pool's.
+    let limits = spec.limits.read().clone();
     let (pending_requests, remaining_capacity) = spec.queue.occupancy();
     Description {
         model: version.name.clone(),
@@ -643,12 +712,15 @@ fn describe(version: &ModelVersion, default: &Version) -> Description {
         isolation: spec.isolation,
         continuous_batching: spec.load.exchange == Exchange::Continuous,
         async_communication: spec.load.exchange == Exchange::Asynchronous,
-        limits: spec.limits.read().clone(),
         scheduling: spec.scheduling.clone(),
+        limits,
         device_type: version.device_type,
         device_ids: version.device_ids.clone(),
         loaded_at_startup: version.loaded_at_startup,
         is_default: version.version == *default,
+        ready: version.pool.can_serve(),
+        quarantined: version.pool.quarantine(),
+        last_failure: version.pool.growth_failure(),
         workers: version.pool.describe(),
         pending_requests,
         remaining_capacity,

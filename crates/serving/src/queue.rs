@@ -305,12 +305,12 @@ impl Queue {
 
     /// Waits for a batch. Returns [`Taken::Stopped`] as soon as `stop` says so (call
     /// [`Queue::wake_all`] after changing what it reads), and when the queue is closed and empty;
-    /// [`Taken::Idle`] when nothing has come until `idle_until`.
+    /// [`Taken::Idle`] when nothing has come until `idle_until`, which is asked before each wait.
     pub(crate) fn take(
         self: &Arc<Self>,
         worker: u32,
         stop: impl Fn() -> bool,
-        idle_until: Option<Instant>,
+        idle_until: impl Fn() -> Option<Instant>,
     ) -> Taken {
         let idle_since = Instant::now();
         let mut seen_since = None;
@@ -328,6 +328,7 @@ impl Queue {
                 if state.closed && state.is_empty() {
                     return Taken::Stopped;
                 }
+                let idle_until = idle_until();
                 if idle_until.is_some_and(|until| until <= now) {
                     return Taken::Idle;
                 }
@@ -656,6 +657,12 @@ impl Queue {
         let sequenced = state.sequences.as_ref().map_or(0, Sequences::jobs);
         let left = self.left.load(Ordering::Relaxed).max(0);
         (state.groups.jobs() + sequenced).saturating_sub(usize::try_from(left).unwrap_or(0))
+    }
+
+    /// Jobs that wait, and batches that run.
+    pub(crate) fn load(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (self.waiting(&state), state.running_batches)
     }
 
     /// Jobs that wait, and places left for more.

@@ -22,6 +22,8 @@ pub(crate) struct ModelVersion {
     pub(crate) runtime: Runtime,
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) device_ids: Option<Vec<u32>>,
+    /// Workers where nobody says a number.
+    pub(crate) automatic_workers: usize,
     pub(crate) loaded_at_startup: bool,
     pub(crate) pool: Pool,
     /// The unpacked archive; its folder goes with the last user of this value.

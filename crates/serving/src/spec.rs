@@ -5,6 +5,8 @@
 //! | batch size and delay, time-outs | registration, archive, `models` property, default |
 //! | isolation | registration, archive, default, kind of model |
 //! | workers | archive (if its range is valid), registration, `models` property, default |
+//! | autoscale | registration, archive |
+//! | devices | archive, `models` property |
 //! | queue size | archive, default |
 //!
 //! For time-outs TorchServe lets any `model-config.yaml` win with 120 s even where it is silent;
@@ -17,9 +19,10 @@ use ts_archive::{Artifact, ModelConfig};
 use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
 use ts_wire::frame::{BackendKind, EchoBehaviour, Exchange, LoadModel};
 
-use crate::config::ServingConfig;
+use crate::config::{ModelOverrides, ServingConfig};
 use crate::error::ServingError;
 use crate::management::Registration;
+use crate::pool::Placement;
 use crate::scheduling;
 use crate::warmup::WarmUp;
 
@@ -28,6 +31,7 @@ const DEFAULT_VERSION: &str = "1.0";
 
 const DEFAULT_BATCH_DELAY: Duration = Duration::from_millis(100);
 const DEFAULT_RETRY_WINDOW: Duration = Duration::from_secs(300);
+const DEFAULT_SCALE_DOWN_IDLE: Duration = Duration::from_secs(60);
 
 /// A registration with every question answered.
 pub(crate) struct ResolvedModel {
@@ -37,6 +41,7 @@ pub(crate) struct ResolvedModel {
     pub(crate) isolation: Isolation,
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) device_ids: Option<Vec<u32>>,
+    pub(crate) placement: Placement,
     pub(crate) limits: ModelLimits,
     pub(crate) scheduling: Scheduling,
     pub(crate) load: LoadModel,
@@ -98,7 +103,16 @@ pub(crate) fn resolve(
     };
     let none = ModelConfig::default();
     let yaml = artifact.config.as_ref().unwrap_or(&none);
-    let mut limits = limits(config, registration, yaml, &name, &version);
+    let of_model = config.per_model.get(&name);
+    let property = of_model
+        .and_then(|versions| versions.get(&version))
+        .cloned()
+        .unwrap_or_default();
+    let device_type = yaml.device_type.or(property.device_type);
+    let device_ids = yaml.device_ids.clone().or(property.device_ids.clone());
+    let placement = place(config, &name, device_type, device_ids.as_deref())?;
+    let automatic = automatic_workers(config, &placement);
+    let mut limits = limits(config, registration, yaml, &property, automatic);
     let exchange = exchange(yaml)?;
     if exchange == Exchange::Asynchronous {
         // Each request is on its own, and none waits for company.
@@ -122,6 +136,7 @@ pub(crate) fn resolve(
         model_dir: artifact.dir.path().to_owned(),
         handler,
         backend,
+        // For each worker its own.
         gpu_id: None,
         batch_size: u32::try_from(limits.batch_size).unwrap_or(u32::MAX),
         exchange,
@@ -139,8 +154,9 @@ pub(crate) fn resolve(
         version,
         runtime,
         isolation,
-        device_type: yaml.device_type,
-        device_ids: yaml.device_ids.clone(),
+        device_type,
+        device_ids,
+        placement,
         limits,
         scheduling,
         load,
@@ -149,27 +165,52 @@ pub(crate) fn resolve(
     })
 }
 
+fn place(
+    config: &ServingConfig,
+    name: &ModelName,
+    device_type: Option<DeviceType>,
+    device_ids: Option<&[u32]>,
+) -> Result<Placement, ServingError> {
+    let present = &config.hosts.devices;
+    Placement::of(device_type, device_ids, present).map_err(|unknown| {
+        let there = match present.len() {
+            0 => "no device".to_owned(),
+            _ => format!("the devices {present:?}"),
+        };
+        ServingError::BadRegistration(format!(
+            "`deviceIds` of model `{name}` has {unknown}, and this server has {there}. Change the \
+             list, or set `deviceType: cpu`"
+        ))
+    })
+}
+
+/// Workers of a model that nobody said a number for, as TorchServe has it: one for each device, or
+/// for each core.
+pub(crate) fn automatic_workers(config: &ServingConfig, placement: &Placement) -> usize {
+    let places = match placement {
+        Placement::Any => config.hosts.devices.len(),
+        Placement::Listed(ids) => ids.len(),
+        Placement::Cpu | Placement::Missing => config.hosts.cores,
+    };
+    places.max(1)
+}
+
 fn limits(
     config: &ServingConfig,
     registration: &Registration,
     yaml: &ModelConfig,
-    name: &ModelName,
-    version: &Version,
+    property: &ModelOverrides,
+    automatic: usize,
 ) -> ModelLimits {
     let defaults = &config.defaults;
-    let property = config
-        .per_model
-        .get(name)
-        .and_then(|versions| versions.get(version))
-        .cloned()
-        .unwrap_or_default();
+    let autoscale = registration.autoscale.or(yaml.autoscale).unwrap_or(false);
     let seconds = |value: Option<u32>| value.map(|value| Duration::from_secs(u64::from(value)));
     let millis = |value: Option<u32>| value.map(|value| Duration::from_millis(u64::from(value)));
     let count = |value: Option<u32>| value.map(|value| value as usize);
 
     let from_yaml = match (count(yaml.min_workers), count(yaml.max_workers)) {
-        (Some(min), Some(max)) if min > 0 && max >= min => Some((min, max)),
-        (Some(min), None) if min > 0 => Some((min, min)),
+        (Some(min), Some(max)) if (min > 0 || autoscale) && max >= min => Some((min, max)),
+        (Some(min), None) if min > 0 || autoscale => Some((min, min)),
         _ => None,
     };
     let from_property = property.min_workers.or(property.max_workers).map(|one| {
@@ -182,16 +223,25 @@ fn limits(
             .or(registration.initial_workers.map(same))
             .or(from_property)
             .or(defaults.workers.map(same))
-            .unwrap_or(same(config.hosts.cores.max(1)))
+            .unwrap_or(same(if autoscale { 1 } else { automatic }))
     } else {
         from_yaml
             .or(registration.initial_workers.map(same))
             .or(defaults.workers.map(same))
             .unwrap_or(same(0))
     };
+    let max_workers = if autoscale {
+        let given = count(yaml.max_workers).or(property.max_workers);
+        given.unwrap_or(automatic).max(min_workers)
+    } else {
+        max_workers
+    };
     ModelLimits {
         min_workers,
         max_workers,
+        autoscale,
+        scale_down_idle: seconds(yaml.scale_down_idle_seconds).unwrap_or(DEFAULT_SCALE_DOWN_IDLE),
+        quarantine_after: yaml.quarantine_after.unwrap_or(defaults.quarantine_after),
         batch_size: registration
             .batch_size
             .or(count(yaml.batch_size))
@@ -219,11 +269,6 @@ fn limits(
         max_retry_timeout: seconds(yaml.max_retry_timeout_in_sec).unwrap_or(DEFAULT_RETRY_WINDOW),
         client_timeout: millis(yaml.client_timeout_in_mills).filter(|limit| !limit.is_zero()),
     }
-}
-
-/// Workers times threads stays within the cores: more only makes them wait for one another.
-pub(crate) fn intra_op_threads(cores: usize, workers: usize) -> u32 {
-    u32::try_from((cores / workers.max(1)).max(1)).unwrap_or(u32::MAX)
 }
 
 fn exchange(yaml: &ModelConfig) -> Result<Exchange, ServingError> {
@@ -288,6 +333,18 @@ mod tests {
 
     /// The limits of model `m`, version `1.0`, with each layer as given.
     fn limits_of(registration: &Registration, yaml: &str, property: ModelOverrides) -> ModelLimits {
+        resolved(registration, yaml, property, vec![])
+            .unwrap()
+            .limits
+    }
+
+    /// The same model on a server with these devices.
+    fn resolved(
+        registration: &Registration,
+        yaml: &str,
+        property: ModelOverrides,
+        devices: Vec<u32>,
+    ) -> Result<ResolvedModel, ServingError> {
         let folder = tempfile::tempdir().unwrap();
         let manifest = folder.path().join("MAR-INF/MANIFEST.json");
         fs_err::create_dir_all(manifest.parent().unwrap()).unwrap();
@@ -321,6 +378,7 @@ mod tests {
                 handler: None,
                 isolation: None,
                 gather: Gather::Auto,
+                quarantine_after: 10,
             },
             per_model: HashMap::from([(name, HashMap::from([(version, property)]))]),
             hosts: HostConfig {
@@ -328,6 +386,7 @@ mod tests {
                 python: None,
                 home: None,
                 cores: 4,
+                devices,
                 service_envelope: None,
                 decode_input_request: true,
                 limit_max_image_pixels: true,
@@ -338,7 +397,7 @@ mod tests {
             resources: Vec::new(),
             sequence_headers: SequenceHeaders::default(),
         };
-        resolve(&config, registration, &artifact).unwrap().limits
+        resolve(&config, registration, &artifact)
     }
 
     #[test]
@@ -410,12 +469,82 @@ mod tests {
     }
 
     #[test]
-    fn threads_never_exceed_the_cores_and_never_reach_zero() {
-        assert_eq!(intra_op_threads(8, 2), 4);
-        assert_eq!(intra_op_threads(8, 3), 2);
-        assert_eq!(intra_op_threads(2, 4), 1);
-        assert_eq!(intra_op_threads(2, 0), 2);
-        assert_eq!(intra_op_threads(0, 1), 1);
+    fn a_pool_that_scales_by_itself_may_have_none_and_has_room() {
+        let workers = |at_startup, autoscale, initial, yaml: &str| {
+            let registration = Registration {
+                initial_workers: initial,
+                autoscale,
+                at_startup,
+                ..Registration::default()
+            };
+            let limits = limits_of(&registration, yaml, ModelOverrides::default());
+            assert_eq!(limits.autoscale, autoscale != Some(false));
+            (limits.min_workers, limits.max_workers)
+        };
+        let on = "autoscale: true\n";
+        let yaml = |keys: &str| format!("{on}{keys}");
+        assert_eq!(workers(false, None, None, on), (0, 4));
+        assert_eq!(workers(true, None, None, on), (1, 4));
+        assert_eq!(workers(false, Some(true), Some(2), "x: 1\n"), (2, 4));
+        let zero = yaml("minWorkers: 0\nmaxWorkers: 2\n");
+        assert_eq!(workers(true, None, None, &zero), (0, 2));
+        assert_eq!(workers(false, None, None, &yaml("minWorkers: 6\n")), (6, 6));
+        assert_eq!(
+            workers(false, None, Some(1), &yaml("maxWorkers: 3\n")),
+            (1, 3)
+        );
+        // The call has the last word.
+        let range = yaml("minWorkers: 1\nmaxWorkers: 3\n");
+        assert_eq!(workers(false, Some(false), None, &range), (1, 3));
+        assert_eq!(workers(false, Some(false), None, on), (0, 0));
+    }
+
+    /// PF-04: the same in both places, or refused.
+    #[test]
+    fn devices_come_from_the_archive_or_the_property() {
+        let place = |yaml: &str, property: ModelOverrides, devices: &[u32]| {
+            resolved(&Registration::default(), yaml, property, devices.to_vec())
+                .map(|resolved| resolved.placement)
+                .map_err(|error| error.to_string())
+        };
+        let none = ModelOverrides::default;
+        let listed = |ids: &[u32]| ModelOverrides {
+            device_ids: Some(ids.to_vec()),
+            ..none()
+        };
+        let both = Ok(Placement::Listed(vec![1, 0]));
+        assert_eq!(place("deviceIds: [1, 0]\n", listed(&[0]), &[0, 1]), both);
+        assert_eq!(place("x: 1\n", listed(&[1, 0]), &[0, 1]), both);
+        let cpu = ModelOverrides {
+            device_type: Some(DeviceType::Cpu),
+            ..none()
+        };
+        assert_eq!(place("x: 1\n", cpu, &[0]), Ok(Placement::Cpu));
+        assert_eq!(place("x: 1\n", none(), &[0]), Ok(Placement::Any));
+        let error = place("x: 1\n", listed(&[0, 2]), &[0, 1]).unwrap_err();
+        assert!(
+            error.contains("`m` has 2") && error.contains("[0, 1]"),
+            "{error}"
+        );
+        let error = place("deviceIds: [0]\n", none(), &[]).unwrap_err();
+        assert!(error.contains("no device"), "{error}");
+    }
+
+    #[test]
+    fn a_model_at_startup_gets_one_worker_for_each_of_its_devices() {
+        let registration = Registration {
+            at_startup: true,
+            ..Registration::default()
+        };
+        for (yaml, workers) in [
+            ("x: 1\n", 3),
+            ("deviceIds: [2, 0]\n", 2),
+            ("deviceType: cpu\n", 4),
+        ] {
+            let none = ModelOverrides::default();
+            let resolved = resolved(&registration, yaml, none, vec![0, 1, 2]).unwrap();
+            assert_eq!(resolved.limits.min_workers, workers, "{yaml}");
+        }
     }
 
     #[test]

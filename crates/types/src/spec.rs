@@ -107,6 +107,13 @@ pub struct ModelLimits {
     pub min_workers: usize,
     /// Workers the pool has at most.
     pub max_workers: usize,
+    /// Whether the load moves the pool between the two.
+    pub autoscale: bool,
+    /// How long a worker that the load brought waits for a batch before it ends.
+    pub scale_down_idle: Duration,
+    /// Workers that may be lost in a row, with no batch answered in between, before no more are
+    /// started.
+    pub quarantine_after: u32,
     /// Requests in one batch at most, at least 1.
     pub batch_size: usize,
     /// How long a worker may wait for more requests.

@@ -117,6 +117,7 @@ def _load_in(spec: Spec, functions: Functions | None, loop: "EventLoop | None") 
         if spec["change_dir"]:
             os.chdir(model_dir)
         handler = loader.import_handler(spec["handler"], model_dir)
+        _refuse_unseen_device(spec["gpu_id"])
         threads_set = _set_intra_op_threads(spec["intra_op_threads"])
         if not isinstance(handler, type):
             # The module is shared by all workers of the host, and the usual `if data is None:`
@@ -153,6 +154,27 @@ def _settle(result: Any, loop: "EventLoop | None") -> None:
     """Waits for what a handler's initialisation returned, if it is a coroutine."""
     if loop is not None and inspect.isawaitable(result):
         loop.wait_for(result)
+
+
+def _refuse_unseen_device(gpu_id: int | None) -> None:
+    """Raises if torch cannot use the GPU that the server leased to this worker.
+
+    Handlers fall back to the processor where CUDA is not available, so nobody would notice.
+    Without torch in the process, a handler may use the device by other means.
+    """
+    if gpu_id is None or "torch" not in sys.modules:
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if gpu_id < count:
+        return
+    built = torch.version.cuda
+    reason = f"it sees {count}" if built else "it is built without CUDA"
+    raise loader.HandlerError(
+        f"the server leased GPU {gpu_id} to this worker, and torch {torch.__version__} cannot use "
+        f"it: {reason}. Set `deviceType: cpu` for the model, or `number_of_gpu=0` for the server"
+    )
 
 
 def _set_intra_op_threads(count: int) -> bool:

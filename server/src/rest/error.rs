@@ -89,6 +89,12 @@ pub(crate) enum RestError {
         /// Its name.
         name: &'static str,
     },
+    /// A parameter that is neither on nor off.
+    #[error("parameter `{name}` is neither `true` nor `false`")]
+    BadSwitch {
+        /// Its name.
+        name: &'static str,
+    },
     /// A runtime that does not exist.
     #[error("Invalid RuntimeType value: {value}")]
     BadRuntime {
@@ -164,6 +170,7 @@ impl Classify for RestError {
             | Self::BadHeader { .. }
             | Self::MissingParameter { .. }
             | Self::BadRuntime { .. }
+            | Self::BadSwitch { .. }
             | Self::BadId(_)
             | Self::UnknownName(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::TooLarge { .. } => ErrorClass::TooLarge,

@@ -2,6 +2,7 @@
 //! resolved to types with every fault told at once ([`resolve()`]).
 
 mod address;
+mod devices;
 mod models;
 mod properties;
 pub(crate) mod raw;
@@ -11,6 +12,7 @@ mod resolve;
 mod sources;
 
 pub(crate) use address::Address;
+pub(crate) use devices::{VISIBLE, find as find_devices};
 pub(crate) use models::{StartupModel, StartupModels};
 pub(crate) use resolve::{Http, Machine, Settings, resolve};
 pub(crate) use sources::{Environment, load};

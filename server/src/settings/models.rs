@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use ts_serving::ModelOverrides;
-use ts_types::{ModelName, Version};
+use ts_types::{DeviceType, ModelName, Version};
 
 /// One model to load at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +100,8 @@ struct VersionSettings {
     max_batch_delay: Option<u64>,
     response_timeout: Option<u64>,
     startup_timeout: Option<u64>,
+    device_type: Option<DeviceType>,
+    device_ids: Option<Vec<u32>>,
 }
 
 /// Overrides by model and version.
@@ -123,6 +125,8 @@ pub(crate) fn parse_overrides(text: &str) -> Result<PerModel, String> {
         max_batch_delay: settings.max_batch_delay.map(Duration::from_millis),
         response_timeout: above_zero(settings.response_timeout).map(Duration::from_secs),
         startup_timeout: above_zero(settings.startup_timeout).map(Duration::from_secs),
+        device_type: settings.device_type,
+        device_ids: settings.device_ids,
     };
     let of_version = |(version, settings)| (version, overrides(settings));
     Ok(read
@@ -187,6 +191,20 @@ mod tests {
             ..ModelOverrides::default()
         };
         assert_eq!(*one, expected);
-        assert!(parse_overrides(r#"{"noop": {"1.0": {"minWorkers": -1}}}"#).is_err());
+        let text = r#"{"noop": {"1.0": {"deviceType": "gpu", "deviceIds": [1, 0]}}}"#;
+        let read = parse_overrides(text).unwrap();
+        let one = &read[&ModelName::new("noop").unwrap()][&Version::new("1.0").unwrap()];
+        assert_eq!(
+            (one.device_type, one.device_ids.as_deref()),
+            (Some(DeviceType::Gpu), Some(&[1, 0][..]))
+        );
+        for refused in [
+            r#""minWorkers": -1"#,
+            r#""deviceIds": [-1]"#,
+            r#""deviceType": "neuron""#,
+        ] {
+            let text = format!(r#"{{"noop": {{"1.0": {{{refused}}}}}}}"#);
+            assert!(parse_overrides(&text).is_err(), "{refused}");
+        }
     }
 }

@@ -140,7 +140,6 @@ const NO_GRPC: &str = "gRPC is not served yet";
 const NO_TLS: &str = "TLS is not served yet";
 const NO_SNAPSHOTS: &str = "snapshots are neither written nor read yet";
 const NO_JVM: &str = "this server has no Java virtual machine";
-const NO_GPU: &str = "accelerators are not assigned by the server yet";
 const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
 const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
 
@@ -165,8 +164,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("model_store", Kind::Path, "", "Folder that archives are looked up in. Needed, here or as `--model-store`.").environment(),
     key("workflow_store", Kind::Path, "", "Folder that workflow archives are looked up in; the model store unless set.").environment().without_effect("workflows are not served yet"),
     key("load_models", Kind::Text, "", "Models loaded at start: `ALL`, or names between commas, each `file.mar`, `name=file.mar`, a folder or a URL.").environment(),
-    key("models", Kind::Json, "", "Settings of single models: `{\"model\": {\"version\": {\"minWorkers\": 1, \"maxWorkers\": 2, \"batchSize\": 4, \"maxBatchDelay\": 100, \"responseTimeout\": 120, \"startupTimeout\": 120}}}`."),
-    key("default_workers_per_model", count(0, 4096), "0", "Workers of a model that nothing else is said about. 0 means one for each core for models loaded at start, none for models registered over the API.").environment(),
+    key("models", Kind::Json, "", "Settings of single models: `{\"model\": {\"version\": {\"minWorkers\": 1, \"maxWorkers\": 2, \"batchSize\": 4, \"maxBatchDelay\": 100, \"responseTimeout\": 120, \"startupTimeout\": 120, \"deviceType\": \"gpu\", \"deviceIds\": [0, 1]}}}`."),
+    key("default_workers_per_model", count(0, 4096), "0", "Workers of a model that nothing else is said about. 0 means one for each device, or core where there is none, for models loaded at start, and none for models registered over the API.").environment(),
     key("default_response_timeout", seconds(1), "120", "How long one batch may run.").environment(),
     key("default_startup_timeout", seconds(1), "120", "How long a worker may take to load its model.").environment(),
     key("unregister_model_timeout", seconds(1), "120", "How long ending the workers of a model may take.").environment(),
@@ -180,6 +179,9 @@ pub(crate) const KEYS: &[Key] = &[
     key("batch_gather", Kind::Choice(&["auto", "fixed", "strict"]), "auto", "When an idle worker waits for a fuller batch. `auto`: only where experience says that more requests come and are worth the wait, at most `maxBatchDelay`; `fixed`: for all of `maxBatchDelay` from the arrival of the oldest request; `strict`: for all of it from when the worker looks, as TorchServe.").environment().ours(),
     key("rate_limit_resources", Kind::Text, "", "Resources that models share, as `name:count` between commas. A model names what each of its batches needs in `rate_limiter`; a resource that is not listed has the size of the largest single demand.").environment().ours(),
     key("worker_isolation", Kind::Choice(&["process", "thread"]), "", "`process`: a host process for each worker; `thread`: the workers of a model version share one. Unset, the kind of model decides.").environment().ours(),
+    key("number_of_gpu", Kind::Text, "", "Devices to use at most; 0 keeps all models on the processor. Unset, all that are found and visible (`CUDA_VISIBLE_DEVICES`).").environment(),
+    key("devices", Kind::Text, "", "Ids of the devices to use, between commas, instead of those found: for devices that the server does not find itself.").environment().ours(),
+    key("quarantine_after", count(1, 1_000_000), "10", "Workers of a model that may be lost in a row, with no batch answered in between, before no more are started. `quarantineAfter` in an archive replaces it.").environment().ours(),
     key("python", Kind::Path, "", "Python interpreter of the handlers; unset, one is looked for in the environment."),
     key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
     key("max_download_size", bytes(1), "68719476736", "Bytes that a downloaded archive may have.").environment().ours(),
@@ -218,7 +220,6 @@ pub(crate) const KEYS: &[Key] = &[
     key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),
     key("model_snapshot", Kind::Json, "", "Models of an earlier run.").without_effect(NO_SNAPSHOTS),
     // Accepted for existing files
-    key("number_of_gpu", Kind::Text, "", "Accelerators to use.").environment().without_effect(NO_GPU),
     key("prefer_direct_buffer", Kind::Flag, "false", "Hint for Java's allocator.").environment().without_effect(NO_JVM),
     key("ts_open_inference_protocol", Kind::Flag, "false", "Serve the open inference protocol.").environment().without_effect("the open inference protocol is not served yet"),
     key("ts_header_key_sequence_id", Kind::Text, "ts_request_sequence_id", "Header with the sequence id.").environment(),

@@ -161,6 +161,8 @@ fn the_example_file_says_what_holds_without_it() {
     }
     let machine = Machine {
         cores: 1,
+        devices: Vec::new(),
+        visible_devices: None,
         executable: PathBuf::from("/torchserve"),
     };
     resolve(&raw, &machine).unwrap();

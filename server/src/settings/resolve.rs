@@ -9,6 +9,7 @@ use ts_archive::UnpackLimits;
 use ts_serving::{HostConfig, ModelDefaults, SequenceHeaders, ServingConfig};
 use ts_types::{Gather, Isolation, ResourceDemand};
 
+use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, Kind, Raw, Written, find};
 use super::{Address, SettingsError, StartupModels};
@@ -66,6 +67,16 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Cores that workers may use.
+    pub(crate) fn cores(&self) -> usize {
+        self.hosts.cores
+    }
+
+    /// Ids of the devices that workers may use.
+    pub(crate) fn devices(&self) -> &[u32] {
+        &self.hosts.devices
+    }
+
     /// What the core is told; `work_dir` is this server's own folder.
     pub(crate) fn serving(&self, work_dir: PathBuf) -> ServingConfig {
         ServingConfig {
@@ -255,6 +266,10 @@ impl Reader<'_> {
 pub(crate) struct Machine {
     /// Cores that this process may use.
     pub(crate) cores: usize,
+    /// Its accelerators.
+    pub(crate) devices: Vec<FoundDevice>,
+    /// The variable that says which of them processes see, if it is set.
+    pub(crate) visible_devices: Option<String>,
     /// The server's own executable, whose `worker` command is a host.
     pub(crate) executable: PathBuf,
 }
@@ -313,6 +328,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
             .choice("batch_gather", &["auto", "fixed", "strict"])
             .and_then(|name| Gather::from_str(&name).ok())
             .unwrap_or(Gather::Auto),
+        quarantine_after: u32::try_from(reader.whole("quarantine_after")).unwrap_or(u32::MAX),
     };
     let resources = reader.value("rate_limit_resources", parse_resources);
     let sequence_headers = SequenceHeaders {
@@ -321,17 +337,19 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         end: reader.header_name("ts_header_key_sequence_end"),
     };
     let per_model = reader.value("models", parse_overrides);
+    let hidden_environment = reader.pattern("blacklist_env_vars");
     let hosts = HostConfig {
         executable: machine.executable.clone(),
         python: reader.text("python").map(PathBuf::from),
         home: reader.text("model_server_home").map(PathBuf::from),
         cores: machine.cores,
+        devices: read_devices(reader, machine, hidden_environment.as_ref()),
         service_envelope: reader
             .choice("service_envelope", &["body", "json", "kserve", "kservev2"]),
         decode_input_request: reader.flag("decode_input_request"),
         limit_max_image_pixels: reader.flag("limit_max_image_pixels"),
         max_response_bytes: reader.whole("max_response_size"),
-        hidden_environment: reader.pattern("blacklist_env_vars"),
+        hidden_environment,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let startup_models = StartupModels::parse(&reader.written("load_models").text);
@@ -389,6 +407,27 @@ fn parse_resources(text: &str) -> Result<Vec<ResourceDemand>, String> {
             }
         })
         .collect()
+}
+
+/// The devices that workers may use: those named, else those found and visible.
+fn read_devices(reader: &mut Reader<'_>, machine: &Machine, hidden: Option<&Regex>) -> Vec<u32> {
+    let named = reader.value("devices", parse_ids);
+    let limit = reader.value("number_of_gpu", |text| match text.trim() {
+        "" => Ok(None),
+        number => match usize::from_str(number) {
+            Ok(limit) => Ok(Some(limit)),
+            Err(_) => Err(format!("`{number}` is not a number of devices")),
+        },
+    });
+    let mut devices = named.unwrap_or_else(|| {
+        // What hosts see counts, not what this process sees.
+        let hidden = hidden.is_some_and(|hidden| hidden.is_match(VISIBLE));
+        let value = machine.visible_devices.as_deref().filter(|_| !hidden);
+        let count = visible(&machine.devices, value);
+        (0..u32::try_from(count).unwrap_or(u32::MAX)).collect()
+    });
+    devices.truncate(limit.unwrap_or(usize::MAX));
+    devices
 }
 
 fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
@@ -466,6 +505,8 @@ mod tests {
             &raw(pairs),
             &Machine {
                 cores: 3,
+                devices: vec![FoundDevice::default(); 4],
+                visible_devices: Some("0,1,2".to_owned()),
                 executable: PathBuf::from("/torchserve"),
             },
         )
@@ -556,6 +597,29 @@ mod tests {
             "{faults:?}"
         );
         assert!(resolved(&[clash[0], ("enable_metrics_api", "false")]).is_ok());
+    }
+
+    #[test]
+    fn devices_are_those_named_or_those_seen_up_to_the_number_asked_for() {
+        let devices = |pairs: &[(&str, &str)]| resolved(pairs).unwrap().devices().to_vec();
+        assert_eq!(devices(&[]), [0, 1, 2]);
+        assert_eq!(devices(&[("number_of_gpu", "2")]), [0, 1]);
+        assert_eq!(devices(&[("number_of_gpu", "9")]), [0, 1, 2]);
+        assert_eq!(devices(&[("number_of_gpu", "0")]), [0; 0]);
+        assert_eq!(devices(&[("devices", "7,5")]), [7, 5]);
+        assert_eq!(devices(&[("devices", "7,5"), ("number_of_gpu", "1")]), [7]);
+        assert_eq!(
+            devices(&[("blacklist_env_vars", "CUDA_.*")]),
+            [0, 1, 2, 3],
+            "workers do not see the variable"
+        );
+        for (key, text) in [
+            ("number_of_gpu", "all"),
+            ("number_of_gpu", "-1"),
+            ("devices", "0,0"),
+        ] {
+            assert_eq!(resolved(&[(key, text)]).unwrap_err().len(), 1, "{text}");
+        }
     }
 
     #[test]

@@ -19,7 +19,8 @@ fn known_keys_are_typed_and_the_rest_is_kept_for_the_handler() {
          useJobTicket: true\ncontinuousBatching: false\nsequenceBatching: true\n\
          sequenceMaxIdleMSec: 3\nsequenceTimeoutMSec: 4\nmaxNumSequence: 5\n\
          maxSequenceJobQueueSize: 6\nasyncCommunication: true\nuseVenv: true\n\
-         workerIsolation: thread\nnativeHandlers: true\n\
+         workerIsolation: thread\nnativeHandlers: true\nautoscale: true\n\
+         scaleDownIdleSeconds: 2\nquarantineAfter: 3\n\
          handler:\n  profile: true\npt2: inductor\n",
     );
     assert_eq!(config.warnings, Vec::<String>::new());
@@ -60,6 +61,14 @@ fn known_keys_are_typed_and_the_rest_is_kept_for_the_handler() {
     );
     assert_eq!(config.worker_isolation, Some(Isolation::Thread));
     assert_eq!(config.native_handlers, Some(true));
+    assert_eq!(
+        (
+            config.autoscale,
+            config.scale_down_idle_seconds,
+            config.quarantine_after
+        ),
+        (Some(true), Some(2), Some(3))
+    );
     assert_eq!(config.other["handler"]["profile"], Value::Bool(true));
     assert_eq!(config.other["pt2"], "inductor");
 }
@@ -95,10 +104,16 @@ fn numbers_below_one_are_moved_up_with_a_warning() {
     assert_eq!(config.batch_size, Some(1));
     assert_eq!(config.max_num_sequence, Some(1));
     assert_eq!(config.warnings.len(), 3);
-    assert_eq!(
-        config.warnings[1],
-        "`batchSize` is -3; 1 is used, the least it can be"
-    );
+    for warning in [
+        "`batchSize` is -3; 1 is used, the least it can be",
+        "`minWorkers` is 0; 1 is used, the least it can be without `autoscale`",
+    ] {
+        assert!(config.warnings.iter().any(|told| told == warning));
+    }
+    let config = parse("minWorkers: 0\nautoscale: true\n");
+    assert_eq!((config.min_workers, config.warnings.len()), (Some(0), 0));
+    let config = parse("minWorkers: -1\nautoscale: true\n");
+    assert_eq!((config.min_workers, config.warnings.len()), (Some(1), 1));
 }
 
 #[test]

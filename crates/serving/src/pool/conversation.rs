@@ -17,7 +17,6 @@ use crate::error::ServingError;
 use crate::job::Job;
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
-use crate::queue::Taken;
 
 /// The requests that the worker has.
 struct InFlight {
@@ -91,7 +90,7 @@ impl Dispatcher {
             Ok(()) if self.ending() => End::Asked,
             Ok(()) => {
                 let during = "while it was idle";
-                End::Lost(self.lost(host, &WireError::Closed, during, Duration::ZERO))
+                End::LostIdle(self.lost(host, &WireError::Closed, during, Duration::ZERO))
             }
             Err(error) => {
                 let limit = self.spec.limits.read().response_timeout;
@@ -125,7 +124,7 @@ impl Dispatcher {
                     in_flight.room.wait_for(&mut state, LOOK_EVERY);
                 }
             }
-            let Taken::Batch(batch) = self.spec.queue.take(self.id, over, None) else {
+            let Some(batch) = self.wait_for_batch(&over) else {
                 return Ok(());
             };
             let limit = self.spec.limits.read().response_timeout;
@@ -198,6 +197,7 @@ impl Dispatcher {
                         let outcome = reply(done.outcome, &mut { incoming.payload })?;
                         let request = in_flight.state.lock().requests.remove(done.request_id);
                         in_flight.room.notify_one();
+                        self.answered();
                         if let Some(request) = request {
                             if let Some(Held { job, .. }) = request.held {
                                 match outcome {

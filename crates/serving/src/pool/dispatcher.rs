@@ -13,17 +13,18 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
-use ts_types::{DeviceType, Isolation, with_causes};
+use ts_types::{Isolation, with_causes};
 use ts_wire::frame::{LoadFailureKind, LoadModel, LoadedModel, WorkerReply, WorkerRequest};
 use ts_wire::{Channel, Departures, WireError};
 
 use crate::error::{ServingError, StartFailure};
+use crate::pool::devices::{DeviceLease, core_share};
 use crate::pool::exchange;
 use crate::pool::hosts::{Host, HostLease, HostStartError};
 use crate::pool::logs::ModelLog;
-use crate::pool::restart::{Failures, Restart};
+use crate::pool::restart::{Failures, Lost, Restart};
+use crate::pool::slots::Slots;
 use crate::pool::{Phase, PoolSpec, SlotStatus};
-use crate::spec::intra_op_threads;
 
 /// Room for what travels beside the bodies of a batch.
 const REPLY_SLACK_BYTES: u64 = 1 << 20;
@@ -107,9 +108,13 @@ impl SlotControl {
 pub(crate) struct Dispatcher {
     pub(super) id: u32,
     pub(super) spec: Arc<PoolSpec>,
+    pub(super) slots: Arc<Slots>,
     pub(super) control: Arc<SlotControl>,
     publish: watch::Sender<SlotStatus>,
-    nothing_healthy_left: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Goes back when this thread ends.
+    device: Option<DeviceLease>,
+    /// The present generation of the worker has answered a batch.
+    served: AtomicBool,
 }
 
 /// A worker that has loaded its model.
@@ -127,22 +132,26 @@ pub(super) enum End {
     Asked,
     /// The worker is lost.
     Lost(StartFailure),
+    /// The same, while it had nothing to do.
+    LostIdle(StartFailure),
 }
 
 impl Dispatcher {
     pub(crate) fn new(
         id: u32,
-        spec: Arc<PoolSpec>,
+        slots: Arc<Slots>,
         control: Arc<SlotControl>,
         publish: watch::Sender<SlotStatus>,
-        nothing_healthy_left: Box<dyn Fn() -> bool + Send + Sync>,
+        device: Option<DeviceLease>,
     ) -> Self {
         Self {
             id,
-            spec,
+            spec: Arc::clone(&slots.spec),
+            slots,
             control,
             publish,
-            nothing_healthy_left,
+            device,
+            served: AtomicBool::new(false),
         }
     }
 
@@ -170,36 +179,67 @@ impl Dispatcher {
                 status.started = SystemTime::now();
                 status.generation = generation;
             });
-            let end = self.start().map(|mut worker| {
-                if failures.count() > 0 {
-                    tracing::info!(
-                        worker = self.name(),
-                        "Auto recovery succeeded, reset recoveryStartTS"
-                    );
+            let (lost, failure) = match self.start() {
+                Err(failure) => {
+                    let permanent = failure.permanent;
+                    (Lost::NeverUp { permanent }, failure)
                 }
-                failures.reset();
-                let end = self.serve(&mut worker, &mut unsuccessful);
-                self.control.ready.store(false, Ordering::SeqCst);
-                let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
-                // The host ends with the last worker that is dropped here.
-                end
-            });
-            self.control.set_host(None);
-            self.spec.queue.worker_lost(self.id);
-            let failure = match end {
-                Ok(End::Asked) => break,
-                Ok(End::Lost(failure)) | Err(failure) => failure,
+                Ok(mut worker) => {
+                    if failures.count() > 0 {
+                        tracing::info!(
+                            worker = self.name(),
+                            "Auto recovery succeeded, reset recoveryStartTS"
+                        );
+                    }
+                    failures.reset();
+                    self.slots.came_up();
+                    self.served.store(false, Ordering::Relaxed);
+                    let end = self.serve(&mut worker, &mut unsuccessful);
+                    self.control.ready.store(false, Ordering::SeqCst);
+                    self.spec.queue.worker_lost(self.id);
+                    let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
+                    let (failure, was_idle) = match end {
+                        End::Asked => break,
+                        End::Lost(failure) => (failure, false),
+                        End::LostIdle(failure) => (failure, true),
+                    };
+                    // One that is killed from outside while it does nothing says nothing about the
+                    // model.
+                    let blameless = was_idle && failure.out_of_memory;
+                    if !blameless && !self.ending() {
+                        self.publish.send_modify(|status| {
+                            status.last_failure = Some(failure.clone());
+                        });
+                        self.slots.note_loss(&worker.host, &failure);
+                    }
+                    // The host ends with the last worker that is dropped here.
+                    let served = self.served.load(Ordering::Relaxed);
+                    (if served { Lost::Served } else { Lost::Unused }, failure)
+                }
             };
-            if self.ending() || !self.retry(&mut failures, failure) {
+            self.control.set_host(None);
+            if self.ending() || !self.retry(&mut failures, lost, &failure) {
                 break;
             }
         }
+        self.control.set_host(None);
         if self.ending() {
+            let phase = if self.slots.is_quarantined() {
+                Phase::GivenUp
+            } else {
+                Phase::Stopped
+            };
             self.publish.send_modify(|status| {
-                status.phase = Phase::Stopped;
+                status.phase = phase;
                 status.pid = None;
             });
         }
+    }
+
+    /// The worker answered a batch.
+    pub(super) fn answered(&self) {
+        self.served.store(true, Ordering::Relaxed);
+        self.slots.answered();
     }
 
     /// The slot was asked to end, or its queue will never hold a job again.
@@ -208,25 +248,25 @@ impl Dispatcher {
     }
 
     /// Publishes a failure and waits for the next try. Returns whether there is one.
-    fn retry(&self, failures: &mut Failures, failure: StartFailure) -> bool {
+    fn retry(&self, failures: &mut Failures, lost: Lost, failure: &StartFailure) -> bool {
         let name = self.name();
         let window = self.spec.limits.read().max_retry_timeout;
-        let restart = failures.note(Instant::now(), window, failure.permanent);
+        let restart = failures.note(Instant::now(), window, lost);
         tracing::warn!(
             worker = name,
             reason = failure.text,
             "{} Worker disconnected.",
             self.id
         );
-        let out_of_memory = failure.out_of_memory;
         self.publish.send_modify(|status| {
-            status.phase = match restart {
-                Restart::After(_) => Phase::Waiting,
-                Restart::Never => Phase::GivenUp,
-            };
+            status.phase = Phase::Waiting;
             status.pid = None;
-            status.last_failure = Some(failure);
+            status.last_failure = Some(failure.clone());
         });
+        let never_up = matches!(lost, Lost::NeverUp { .. });
+        if self.ending() || (never_up && self.slots.leave_failed(self.id, failure)) {
+            return false;
+        }
         match restart {
             Restart::After(wait) => {
                 if failures.count() == 1 {
@@ -247,25 +287,25 @@ impl Dispatcher {
             }
             Restart::Never => {
                 tracing::error!(worker = name, "the worker is not started again");
-                self.answer_for_the_last(out_of_memory);
+                self.give_up(failure);
                 false
             }
         }
     }
 
-    /// Once this slot has given up as the last one, answers what waits for a worker.
-    fn answer_for_the_last(&self, out_of_memory: bool) {
-        if (self.nothing_healthy_left)() {
-            self.spec
-                .queue
-                .fail_waiting(|_| ServingError::WorkerDied { out_of_memory });
-        }
+    /// Ends the slot's work for good.
+    fn give_up(&self, failure: &StartFailure) {
+        self.publish.send_modify(|status| {
+            status.phase = Phase::GivenUp;
+            status.pid = None;
+        });
+        self.slots.gave_up(failure);
     }
 
     /// Starts the worker in a host and loads the model.
     fn start(&self) -> Result<Worker, StartFailure> {
         let began = Instant::now();
-        if self.spec.device_type == Some(DeviceType::Gpu) && self.spec.load.gpu_id.is_none() {
+        if self.spec.devices.is_missing() {
             return Err(StartFailure {
                 text: "the model asks for a GPU (`deviceType: gpu`) and this server has none to \
                        give it"
@@ -274,14 +314,13 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let (limit, workers) = {
-            let limits = self.spec.limits.read();
-            (limits.startup_timeout, limits.min_workers)
-        };
-        let threads = intra_op_threads(self.spec.surroundings.hosts.cores, workers);
+        let limit = self.spec.limits.read().startup_timeout;
+        let threads = core_share(self.spec.surroundings.hosts.cores, self.slots.target());
         let (host, deadline) = self.host(threads, limit)?;
-        self.publish
-            .send_modify(|status| status.pid = Some(host.pid()));
+        self.publish.send_modify(|status| {
+            status.pid = Some(host.pid());
+            status.threads = Some(threads);
+        });
         let max_payload = self
             .spec
             .load
@@ -292,6 +331,7 @@ impl Dispatcher {
             .map_err(|error| host_failure(&error))?;
         let model = LoadModel {
             intra_op_threads: threads,
+            gpu_id: self.device.as_ref().map(DeviceLease::id),
             ..self.spec.load.clone()
         };
         let (model, departures) = match load(&mut channel, model, deadline) {
@@ -513,11 +553,11 @@ impl Drop for Dispatcher {
             return;
         }
         self.control.kill();
-        self.publish.send_modify(|status| {
-            status.phase = Phase::GivenUp;
-            status.pid = None;
+        self.give_up(&StartFailure {
+            text: "its dispatcher panicked".to_owned(),
+            out_of_memory: false,
+            permanent: false,
         });
-        self.answer_for_the_last(false);
     }
 }
 

@@ -250,13 +250,29 @@ impl Dispatcher {
     /// Waits for the next batch.
     fn next_batch(&self, worker: &Worker) -> Result<Batch, End> {
         let stop = || self.control.stopping() || !worker.host.is_alive();
-        match self.spec.queue.take(self.id, stop, None) {
-            Taken::Batch(batch) => Ok(batch),
-            Taken::Idle | Taken::Stopped if self.ending() => Err(End::Asked),
-            Taken::Idle | Taken::Stopped => {
-                let during = "while it was idle";
-                let lost = self.lost(&worker.host, &WireError::Closed, during, Duration::ZERO);
-                Err(End::Lost(lost))
+        self.wait_for_batch(&stop).ok_or_else(|| {
+            if self.ending() {
+                return End::Asked;
+            }
+            let during = "while it was idle";
+            let lost = self.lost(&worker.host, &WireError::Closed, during, Duration::ZERO);
+            End::LostIdle(lost)
+        })
+    }
+
+    /// Waits for a batch until `stop` says so. A worker that waits for long asks whether it may go;
+    /// then it is told to end.
+    pub(super) fn wait_for_batch(&self, stop: &impl Fn() -> bool) -> Option<Batch> {
+        loop {
+            let since = Instant::now();
+            let idle_until = || self.slots.idle_until(since);
+            match self.spec.queue.take(self.id, stop, idle_until) {
+                Taken::Batch(batch) => {
+                    self.slots.cut();
+                    return Some(batch);
+                }
+                Taken::Idle => self.slots.leave_idle(self.id),
+                Taken::Stopped => return None,
             }
         }
     }
@@ -308,6 +324,7 @@ impl Dispatcher {
                         Err(error) => break error,
                     };
                     *unsuccessful = 0;
+                    self.answered();
                     self.record(&metrics, handed_over, backend_time);
                     return Ok(Some(Round {
                         held,

@@ -1,53 +1,61 @@
 //! The workers of one model version.
 //!
 //! A worker is a *slot* here: one dispatcher thread (`dispatcher.rs`) that starts the worker in a
-//! host, hands it batches from the queue, and starts it again when it is lost. The pool itself
-//! only adds slots, stops slots and reads what they publish.
+//! host, hands it batches from the queue, and starts it again when it is lost. `slots.rs` adds and
+//! removes slots as the load asks (`scale.rs`) and puts a model whose workers only fail into
+//! quarantine; the pool itself does what management asks and reads what the slots publish.
 
 mod conversation;
+mod devices;
 mod dispatcher;
 mod exchange;
 mod hosts;
 mod logs;
 pub(crate) mod python;
+mod resizing;
 mod restart;
+mod scale;
+mod slots;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::try_join_all;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
-use ts_types::{
-    DeviceType, Isolation, ModelLimits, ModelName, ResourceDemand, Scheduling, Version,
-};
+use ts_types::{Isolation, ModelLimits, ModelName, ResourceDemand, Scheduling, Version};
 use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 
 use crate::batch::BatchPolicy;
 use crate::config::HostConfig;
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
-use crate::job::Job;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
 use crate::order::Order;
-use crate::pool::dispatcher::{Dispatcher, SlotControl};
+use crate::pool::devices::{Devices, PoolDevices};
 use crate::pool::hosts::HostLease;
 use crate::pool::python::PythonError;
+use crate::pool::slots::Slots;
 use crate::queue::{Queue, QueueRules};
 use crate::resources::Resources;
 use crate::spec::ResolvedModel;
 use crate::warmup::WarmUp;
 
+pub(crate) use crate::pool::devices::Placement;
+pub(crate) use crate::pool::resizing::Resizing;
+
 /// Worker ids start here, as TorchServe's do (*torchserve-contract* 5.5).
 const FIRST_WORKER_ID: u32 = 9000;
+
+/// How often a pool that drains looks whether it is empty.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What all pools of a server share.
 pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
     pub(crate) handler_metrics: HandlerMetrics,
     pub(crate) resources: Arc<Resources>,
+    devices: Arc<Devices>,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
 }
@@ -55,12 +63,17 @@ pub(crate) struct Surroundings {
 impl Surroundings {
     pub(crate) fn new(hosts: HostConfig, resources: &[ResourceDemand]) -> Self {
         Self {
+            devices: Devices::new(hosts.devices.clone()),
             hosts,
             resources: Arc::new(Resources::new(resources)),
             handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),
         }
+    }
+
+    fn next_worker_id(&self) -> u32 {
+        self.next_worker.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Where Python lives; looked for at the first call.
@@ -82,7 +95,7 @@ pub(crate) struct PoolSpec {
     pub(crate) load: LoadModel,
     pub(crate) warm_up: WarmUp,
     pub(crate) isolation: Isolation,
-    pub(crate) device_type: Option<DeviceType>,
+    pub(crate) devices: PoolDevices,
     /// `None` leaves it to the handler.
     pub(crate) isolate_bad_requests: Option<bool>,
     pub(crate) needs_python: bool,
@@ -105,7 +118,7 @@ impl PoolSpec {
             name,
             version,
             isolation,
-            device_type,
+            placement,
             limits,
             scheduling,
             load,
@@ -134,8 +147,8 @@ impl PoolSpec {
             model: name,
             version,
             isolation,
-            device_type,
             isolate_bad_requests,
+            devices: PoolDevices::new(Arc::clone(&surroundings.devices), placement),
             needs_python: load.backend == BackendKind::Python,
             load,
             warm_up,
@@ -171,85 +184,111 @@ pub(crate) struct SlotStatus {
     pub(crate) phase: Phase,
     pub(crate) started: SystemTime,
     pub(crate) pid: Option<u32>,
+    /// Threads of one forward pass, once it has been given its share of the cores.
+    pub(crate) threads: Option<u32>,
     pub(crate) generation: u64,
     pub(crate) last_failure: Option<StartFailure>,
 }
 
-struct Slot {
-    id: u32,
-    control: Arc<SlotControl>,
-    status: watch::Receiver<SlotStatus>,
-}
-
 /// The workers of one model version.
 pub(crate) struct Pool {
-    spec: Arc<PoolSpec>,
-    slots: Arc<Mutex<Vec<Slot>>>,
+    slots: Arc<Slots>,
+}
+
+/// The size that a pool is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Workers at least.
+    pub(crate) min: usize,
+    /// Workers at most.
+    pub(crate) max: usize,
+    /// Whether the load moves it between the two.
+    pub(crate) autoscale: bool,
 }
 
 impl Pool {
     pub(crate) fn new(spec: PoolSpec) -> Self {
         Self {
-            spec: Arc::new(spec),
-            slots: Arc::default(),
+            slots: Arc::new(Slots::new(spec)),
         }
     }
 
     pub(crate) fn spec(&self) -> &Arc<PoolSpec> {
-        &self.spec
+        &self.slots.spec
     }
 
     /// Slots that can, or soon may, take batches.
     pub(crate) fn healthy_workers(&self) -> usize {
-        healthy(&self.slots.lock())
+        self.slots.lock().healthy()
     }
 
     /// Slots that take batches now.
     pub(crate) fn ready_workers(&self) -> usize {
-        let slots = self.slots.lock();
-        let ready = slots
-            .iter()
-            .filter(|slot| slot.status.borrow().phase == Phase::Ready);
-        ready.count()
+        self.slots.lock().ready()
     }
 
-    /// Brings the number of slots into `min..=max` and returns what to await. Slots that were
-    /// given up do not count: they are replaced.
-    pub(crate) fn resize(&self, min: usize, max: usize) -> Resizing {
-        let mut slots = self.slots.lock();
+    /// Whether a request would be served: what readiness tells.
+    pub(crate) fn can_serve(&self) -> bool {
+        self.slots.can_serve()
+    }
+
+    /// Why a request would not be taken now, if so.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        self.slots.refusal()
+    }
+
+    /// A job is in the queue: starts a worker if the load asks for one, and answers all that wait
+    /// if nobody will ever take them.
+    pub(crate) fn arrived(&self) {
+        if let Some(reason) = self.slots.arrived() {
+            self.slots.refuse_waiting(reason);
+        }
+    }
+
+    /// Brings the number of slots into the bounds and returns what to await. Slots that were given
+    /// up do not count: they are replaced. A quarantine is over.
+    pub(crate) fn resize(&self, size: Size) -> Resizing {
+        let Size {
+            min,
+            max,
+            autoscale,
+        } = size;
+        let mut state = self.slots.lock();
         {
-            let mut limits = self.spec.limits.write();
+            let mut limits = self.spec().limits.write();
             limits.min_workers = min;
             limits.max_workers = max;
+            limits.autoscale = autoscale;
         }
-        self.spec.queue.spread_over(min);
-        let mut stopping = Vec::new();
-        slots.retain(|slot| slot.status.borrow().phase != Phase::GivenUp);
-        while slots.len() > max
-            && let Some(slot) = slots.pop()
+        self.spec()
+            .queue
+            .spread_over(if autoscale { max } else { min });
+        self.slots.set_autoscale(autoscale);
+        state.draining = false;
+        let mut stopping = self.slots.lift_quarantine(&mut state);
+        while state.list.len() > max
+            && let Some(slot) = state.list.pop()
         {
             slot.control.stop();
             stopping.push(slot);
         }
-        let mut starting = Vec::new();
+        let before = state.list.len();
         let mut failure = None;
-        while slots.len() < min && failure.is_none() {
-            match self.add_slot() {
-                Ok(slot) => {
-                    starting.push(slot.status.clone());
-                    slots.push(slot);
-                }
-                Err(error) => {
-                    failure = Some(StartFailure {
-                        text: format!("a dispatcher thread could not be started: {error}"),
-                        out_of_memory: true,
-                        permanent: false,
-                    });
-                }
+        while state.list.len() < min && failure.is_none() {
+            if let Err(error) = self.slots.add(&mut state) {
+                failure = Some(StartFailure {
+                    text: format!("a dispatcher thread could not be started: {error}"),
+                    out_of_memory: true,
+                    permanent: false,
+                });
             }
         }
-        drop(slots);
-        self.spec.queue.wake_all();
+        let starting = state.list[before..]
+            .iter()
+            .map(|slot| slot.status.clone())
+            .collect();
+        drop(state);
+        self.spec().queue.wake_all();
         Resizing {
             starting,
             stopping,
@@ -257,51 +296,36 @@ impl Pool {
         }
     }
 
-    fn add_slot(&self) -> std::io::Result<Slot> {
-        let id = self
-            .spec
-            .surroundings
-            .next_worker
-            .fetch_add(1, Ordering::Relaxed);
-        let status = SlotStatus {
-            phase: Phase::Starting,
-            started: SystemTime::now(),
-            pid: None,
-            generation: 1,
-            last_failure: None,
+    /// Takes no more requests until it gets another size.
+    pub(crate) fn stop_taking(&self) {
+        self.slots.lock().draining = true;
+    }
+
+    /// After [`Pool::stop_taking`]: waits until no request waits, nobody is left to take them, or
+    /// `limit` is over. Returns whether the pool has not been given another size meanwhile.
+    pub(crate) async fn drained(&self, limit: Duration) -> bool {
+        let is_served = || {
+            let state = self.slots.lock();
+            !state.draining || state.healthy() == 0 || self.spec().queue.occupancy().0 == 0
         };
-        let (publish, status) = watch::channel(status);
-        let control = Arc::new(SlotControl::new(self.spec.isolation));
-        let slots = Arc::downgrade(&self.slots);
-        let nothing_healthy_left = move || {
-            slots
-                .upgrade()
-                .is_none_or(|slots| healthy(&slots.lock()) == 0)
+        let served = async {
+            while !is_served() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
         };
-        Dispatcher::new(
-            id,
-            Arc::clone(&self.spec),
-            Arc::clone(&control),
-            publish,
-            Box::new(nothing_healthy_left),
-        )
-        .spawn()?;
-        Ok(Slot {
-            id,
-            control,
-            status,
-        })
+        let _in_time = tokio::time::timeout(limit, served).await;
+        self.slots.lock().draining
     }
 
     /// Takes no more jobs, lets the workers finish those it has, and ends them; after `limit`
     /// ends them as they are. Every job is answered when this returns. Returns whether all
     /// workers are gone.
     pub(crate) async fn finish(&self, limit: Duration) -> bool {
-        self.spec.queue.close();
-        let stopping: Vec<Slot> = self.slots.lock().drain(..).collect();
+        self.spec().queue.close();
+        let stopping = std::mem::take(&mut self.slots.lock().list);
         for slot in &stopping {
             // A worker that is not up finishes nothing.
-            if slot.status.borrow().phase != Phase::Ready {
+            if slot.phase() != Phase::Ready {
                 slot.control.stop();
             }
         }
@@ -311,7 +335,7 @@ impl Pool {
             failure: None,
         };
         let gone = resizing.stopped(limit).await;
-        self.spec
+        self.spec()
             .queue
             .fail_waiting(|job| ServingError::Unregistered {
                 model: job.request.model.clone(),
@@ -319,21 +343,20 @@ impl Pool {
         gone
     }
 
-    /// Answers everything that waits: there is no worker to run it.
-    pub(crate) fn refuse_waiting(&self) {
-        let refusal = |job: &Job| job.refusal(Refusal::NoWorker, Duration::ZERO);
-        self.spec.queue.fail_waiting(refusal);
+    /// Why the model is in quarantine, if it is.
+    pub(crate) fn quarantine(&self) -> Option<String> {
+        self.slots.lock().quarantine.clone()
     }
 
-    /// Whether no worker is left or on its way.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.lock().is_empty()
+    /// Why the last worker that the load asked for did not come up.
+    pub(crate) fn growth_failure(&self) -> Option<String> {
+        self.slots.lock().growth_failure.clone()
     }
 
     /// What describe-model shows.
     pub(crate) fn describe(&self) -> Vec<WorkerDescription> {
-        let slots = self.slots.lock();
-        let described = slots.iter().map(|slot| {
+        let state = self.slots.lock();
+        let described = state.list.iter().map(|slot| {
             let status = slot.status.borrow();
             WorkerDescription {
                 id: slot.id,
@@ -341,7 +364,9 @@ impl Pool {
                 ready: status.phase == Phase::Ready,
                 pid: status.pid,
                 memory_bytes: status.pid.map_or(0, resident_bytes),
-                gpu_id: self.spec.load.gpu_id,
+                isolation: self.spec().isolation,
+                device: slot.device,
+                threads: status.threads,
                 generation: status.generation,
                 last_failure: status
                     .last_failure
@@ -355,95 +380,11 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for slot in self.slots.lock().iter() {
+        for slot in &self.slots.lock().list {
             slot.control.stop();
             slot.control.kill();
         }
-        self.spec.queue.wake_all();
-    }
-}
-
-fn healthy(slots: &[Slot]) -> usize {
-    let can_serve =
-        |slot: &&Slot| !matches!(slot.status.borrow().phase, Phase::GivenUp | Phase::Stopped);
-    slots.iter().filter(can_serve).count()
-}
-
-/// A change of a pool's size under way.
-pub(crate) struct Resizing {
-    starting: Vec<watch::Receiver<SlotStatus>>,
-    stopping: Vec<Slot>,
-    failure: Option<StartFailure>,
-}
-
-impl Resizing {
-    /// Why a slot could not be made at all.
-    pub(crate) fn failed(&mut self) -> Result<(), StartFailure> {
-        self.failure.take().map_or(Ok(()), Err)
-    }
-
-    /// Waits until each new worker has come up once.
-    ///
-    /// # Errors
-    /// The first failure of any of them, without waiting for the others.
-    pub(crate) async fn started(&mut self) -> Result<(), StartFailure> {
-        self.failed()?;
-        try_join_all(self.starting.iter_mut().map(first_result)).await?;
-        Ok(())
-    }
-
-    /// Waits until each removed worker has finished its batch and ended; after `limit` ends them
-    /// as they are. Returns whether they are all gone.
-    pub(crate) async fn stopped(&mut self, limit: Duration) -> bool {
-        if self.all_stopped(limit).await {
-            return true;
-        }
-        for slot in &self.stopping {
-            slot.control.stop();
-            slot.control.kill();
-        }
-        // A killed process is gone within milliseconds, unless the kernel holds it.
-        self.all_stopped(Duration::from_secs(5)).await
-    }
-
-    async fn all_stopped(&mut self, limit: Duration) -> bool {
-        let all = async {
-            for slot in &mut self.stopping {
-                // A sender that is gone has ended too.
-                let _ended = slot
-                    .status
-                    .wait_for(|status| matches!(status.phase, Phase::Stopped | Phase::GivenUp))
-                    .await;
-            }
-        };
-        tokio::time::timeout(limit, all).await.is_ok()
-    }
-}
-
-async fn first_result(status: &mut watch::Receiver<SlotStatus>) -> Result<(), StartFailure> {
-    let first = status
-        .wait_for(|status| {
-            status.last_failure.is_some()
-                || !matches!(status.phase, Phase::Starting | Phase::Waiting)
-        })
-        .await;
-    match first {
-        Ok(status) if status.phase == Phase::Ready => Ok(()),
-        Ok(status) => Err(status
-            .last_failure
-            .clone()
-            .unwrap_or_else(StartFailure::stopped)),
-        Err(_) => Err(StartFailure::stopped()),
-    }
-}
-
-impl StartFailure {
-    pub(crate) fn stopped() -> Self {
-        Self {
-            text: "the worker was stopped before it came up".to_owned(),
-            out_of_memory: false,
-            permanent: false,
-        }
+        self.spec().queue.wake_all();
     }
 }
 

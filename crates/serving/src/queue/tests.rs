@@ -86,7 +86,7 @@ fn refusal(result: Result<Caller, NotQueued>) -> Option<Refusal> {
 
 /// What a worker takes now; `None` where it would wait.
 fn take_as(queue: &Arc<Queue>, worker: u32) -> Option<Batch> {
-    match queue.take(worker, || false, Some(Instant::now())) {
+    match queue.take(worker, || false, || Some(Instant::now())) {
         Taken::Batch(batch) => Some(batch),
         Taken::Idle | Taken::Stopped => None,
     }
@@ -315,7 +315,7 @@ fn a_ticket_is_had_only_while_a_worker_waits() {
     });
     assert_eq!(refusal(predict(&queue)), Some(Refusal::NoIdleWorker));
     std::thread::scope(|scope| {
-        let worker = scope.spawn(|| matches!(queue.take(9000, || false, None), Taken::Batch(_)));
+        let worker = scope.spawn(|| matches!(queue.take(9000, || false, || None), Taken::Batch(_)));
         while queue.state.lock().idle == 0 {
             std::thread::yield_now();
         }
@@ -332,7 +332,10 @@ fn a_closed_queue_takes_nothing_and_hands_out_what_it_has() {
     queue.close();
     assert!(matches!(predict(&queue), Err(NotQueued::Closed(_))));
     assert_eq!(take(&queue).unwrap().jobs.len(), 1);
-    assert!(matches!(queue.take(9000, || false, None), Taken::Stopped));
+    assert!(matches!(
+        queue.take(9000, || false, || None),
+        Taken::Stopped
+    ));
 }
 
 #[test]
@@ -425,7 +428,7 @@ fn a_worker_holds_for_company_and_goes_when_it_has_come() {
     std::thread::scope(|scope| {
         let workers = [1, 2].map(|worker| {
             let queue = &queue;
-            scope.spawn(move || match queue.take(worker, || false, None) {
+            scope.spawn(move || match queue.take(worker, || false, || None) {
                 Taken::Batch(batch) => batch.jobs.len(),
                 Taken::Idle | Taken::Stopped => 0,
             })
@@ -463,7 +466,7 @@ fn many_workers_share_a_queue_and_lose_nothing() {
                 scope.spawn(move || {
                     let mut done = 0;
                     let stopped = || stop.load(Ordering::SeqCst);
-                    while let Taken::Batch(batch) = queue.take(worker, stopped, None) {
+                    while let Taken::Batch(batch) = queue.take(worker, stopped, || None) {
                         done += batch.jobs.len();
                     }
                     done
@@ -599,4 +602,21 @@ fn joining_takes_what_waits_unless_another_kind_waits_longer() {
     assert_eq!(join(Predict), 0);
     let state = queue.state.lock();
     assert_eq!((state.running_batches, state.running_jobs), (0, 0));
+}
+
+#[test]
+fn a_worker_that_has_waited_for_long_enough_takes_what_is_there_and_else_nothing() {
+    let queue = queue(8, 100);
+    assert!(matches!(
+        queue.take(9000, || false, || Some(Instant::now())),
+        Taken::Idle
+    ));
+    let _kept = predict(&queue).unwrap();
+    assert_eq!(take(&queue).unwrap().jobs.len(), 1);
+    let soon = Instant::now() + 20 * MS;
+    assert!(matches!(
+        queue.take(9000, || false, || Some(soon)),
+        Taken::Idle
+    ));
+    assert!(Instant::now() >= soon);
 }

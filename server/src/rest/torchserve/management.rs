@@ -121,6 +121,7 @@ pub(super) async fn register(
 
 fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
     parameters.warn_unknown(&[
+        "autoscale",
         "batch_size",
         "handler",
         "initial_workers",
@@ -172,12 +173,24 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
         response_timeout: unsigned("response_timeout").map(Duration::from_secs),
         startup_timeout: unsigned("startup_timeout").map(Duration::from_secs),
         isolation,
+        autoscale: switch(parameters)?,
         initial_workers: parameters
             .number("initial_workers")
             .map(|workers| usize::try_from(workers).unwrap_or(0)),
         synchronous: parameters.flag("synchronous", true),
         at_startup: false,
     })
+}
+
+/// The parameter `autoscale`. It is ours, so nobody relies on odd values of it.
+fn switch(parameters: &Parameters) -> Result<Option<bool>, RestError> {
+    let text = parameters.get("autoscale").map(str::to_ascii_lowercase);
+    match text.as_deref() {
+        None => Ok(None),
+        Some("true") => Ok(Some(true)),
+        Some("false") => Ok(Some(false)),
+        Some(_) => Err(RestError::BadSwitch { name: "autoscale" }),
+    }
 }
 
 /// PUT `/models/{m}[/{v}]`.
@@ -190,6 +203,7 @@ pub(super) async fn scale(
     let query = query(
         request,
         &[
+            "autoscale",
             "max_worker",
             "min_worker",
             "model_version",
@@ -210,27 +224,35 @@ pub(super) async fn scale(
     Ok(match run(edge, change).await? {
         Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
         Scaled::InProgress => respond::status_line(StatusCode::PARTIAL_CONTENT, IN_PROGRESS),
-        Scaled::Done => {
+        Scaled::Done { min_workers } => {
             let of = version
                 .map(|version| format!(", version: {version}"))
                 .unwrap_or_default();
-            let min = scaling.min_workers;
-            let text = format!("Workers scaled to {min} for model: {model}{of}");
+            let text = format!("Workers scaled to {min_workers} for model: {model}{of}");
             respond::status_line(StatusCode::OK, &text)
         }
     })
 }
 
 fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
-    let min = query.number("min_worker").unwrap_or(1);
-    let max = query.number("max_worker").unwrap_or(min);
-    if max < min {
+    let (min, max) = (query.number("min_worker"), query.number("max_worker"));
+    let autoscale = switch(query)?;
+    // With what is there now only the core can compare.
+    let least = min.or((autoscale != Some(true)).then_some(1));
+    if let (Some(min), Some(max)) = (least, max)
+        && max < min
+    {
         return Err(ServingError::WorkerRange.into());
     }
     let size = |value| usize::try_from(value).map_err(|_| RestError::NegativeWorkers { value });
     Ok(Scaling {
-        min_workers: size(min)?,
-        max_workers: size(max)?,
+        min_workers: min.map(size).transpose()?,
+        max_workers: max.map(size).transpose()?,
+        autoscale,
+        // Below zero means without a limit.
+        drain: query
+            .number("timeout")
+            .map(|seconds| u64::try_from(seconds).map_or(Duration::MAX, Duration::from_secs)),
         synchronous: query.flag("synchronous", false),
     })
 }
@@ -277,9 +299,7 @@ pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError>
     }
     let name = ModelName::new(model)?;
     let described = edge.management.describe(&name, &Which::Default)?;
-    let ready = described
-        .iter()
-        .any(|version| version.workers.iter().any(|worker| worker.ready));
+    let ready = described.iter().any(|version| version.ready);
     Ok(respond::json(StatusCode::OK, &Readiness { name, ready }))
 }
 
@@ -406,6 +426,11 @@ struct Described {
     loaded_at_startup: bool,
     worker_isolation: Isolation,
     async_communication: bool,
+    autoscale: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantined: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_failure: Option<String>,
     workers: Vec<DescribedWorker>,
     job_queue_status: QueueStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -422,6 +447,10 @@ struct DescribedWorker {
     pid: u32,
     gpu: bool,
     gpu_usage: String,
+    isolation: Isolation,
+    device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<u32>,
     generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<String>,
@@ -471,6 +500,9 @@ impl Described {
             loaded_at_startup: version.loaded_at_startup,
             worker_isolation: version.isolation,
             async_communication: version.async_communication,
+            autoscale: limits.autoscale,
+            quarantined: version.quarantined.clone(),
+            last_failure: version.last_failure.clone(),
             workers: version.workers.iter().map(DescribedWorker::of).collect(),
             job_queue_status: QueueStatus {
                 remaining_capacity: version.remaining_capacity,
@@ -490,10 +522,15 @@ impl DescribedWorker {
             status: if worker.ready { "READY" } else { "UNLOADING" },
             memory_usage: worker.memory_bytes,
             pid: worker.pid.unwrap_or_default(),
-            gpu: worker.gpu_id.is_some(),
+            gpu: worker.device.is_some(),
             gpu_usage: worker
-                .gpu_id
+                .device
                 .map_or_else(|| "N/A".to_owned(), |id| format!("gpuId::{id}")),
+            isolation: worker.isolation,
+            device: worker
+                .device
+                .map_or_else(|| "cpu".to_owned(), |id| format!("gpu:{id}")),
+            threads: worker.threads,
             generation: worker.generation,
             last_failure: worker.last_failure.clone(),
         }
@@ -533,9 +570,17 @@ mod tests {
     fn bounds_of_a_scaling_are_read_as_the_contract_says() {
         let read = |query| scaling(&Parameters::of_query(query));
         let bounds = |query| read(query).map(|s| (s.min_workers, s.max_workers)).unwrap();
-        assert_eq!(bounds(""), (1, 1));
-        assert_eq!(bounds("min_worker=nan&max_worker=3"), (1, 3));
-        assert_eq!(bounds("min_worker=0"), (0, 0));
+        assert_eq!(bounds(""), (None, None));
+        assert_eq!(bounds("min_worker=nan&max_worker=3"), (None, Some(3)));
+        assert_eq!(bounds("min_worker=0"), (Some(0), None));
+        assert_eq!(
+            read("autoscale=TRUE&max_worker=0").unwrap().autoscale,
+            Some(true)
+        );
+        assert!(matches!(
+            read("autoscale=1"),
+            Err(RestError::BadSwitch { .. })
+        ));
         for range in ["max_worker=0", "max_worker=-1", "min_worker=2&max_worker=1"] {
             let error = read(range).unwrap_err();
             assert_eq!(
@@ -557,12 +602,14 @@ mod tests {
             ready: true,
             pid: Some(7),
             memory_bytes: 5,
-            gpu_id: None,
+            isolation: Isolation::Process,
+            device: Some(2),
+            threads: Some(4),
             generation: 1,
             last_failure: None,
         };
         let json = serde_json::to_string(&DescribedWorker::of(&worker)).unwrap();
-        let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":false,"gpuUsage":"N/A","generation":1}"#;
+        let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":true,"gpuUsage":"gpuId::2","isolation":"process","device":"gpu:2","threads":4,"generation":1}"#;
         assert_eq!(json, expected);
     }
 }

@@ -1,0 +1,413 @@
+//! The slots of a pool: who comes, who goes, and when all are sent home.
+//!
+//! The pool and the dispatchers of its workers share this. Everything is decided under one lock, so
+//! a worker that leaves and a job that arrives always see each other: either the worker finds the
+//! job in the queue, or the job finds that worker gone.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
+
+use crate::error::{Refusal, ServingError, StartFailure};
+use crate::job::Job;
+use crate::pool::dispatcher::{Dispatcher, SlotControl};
+use crate::pool::hosts::Host;
+use crate::pool::scale::{self, Growth, Load};
+use crate::pool::{Phase, PoolSpec, SlotStatus};
+
+/// One worker's place in the pool.
+pub(crate) struct Slot {
+    pub(crate) id: u32,
+    pub(crate) device: Option<u32>,
+    pub(crate) control: Arc<SlotControl>,
+    pub(crate) status: watch::Receiver<SlotStatus>,
+}
+
+impl Slot {
+    pub(crate) fn phase(&self) -> Phase {
+        self.status.borrow().phase
+    }
+
+    /// It takes batches, or soon may.
+    pub(crate) fn is_healthy(&self) -> bool {
+        !self.control.stopping() && !matches!(self.phase(), Phase::GivenUp | Phase::Stopped)
+    }
+}
+
+/// What one lock guards.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) list: Vec<Slot>,
+    pub(crate) growth: Growth,
+    /// It takes no more requests, since its workers are to go when they have answered those that
+    /// wait.
+    pub(crate) draining: bool,
+    /// Why the model is in quarantine, if it is.
+    pub(crate) quarantine: Option<String>,
+    /// Why the last worker that the load asked for did not come up.
+    pub(crate) growth_failure: Option<String>,
+    /// Process of the worker that was lost last: those that share a host which ends are lost
+    /// together, and that counts once.
+    last_lost: Option<u32>,
+}
+
+impl State {
+    pub(crate) fn healthy(&self) -> usize {
+        self.list.iter().filter(|slot| slot.is_healthy()).count()
+    }
+
+    pub(crate) fn ready(&self) -> usize {
+        let ready = |slot: &&Slot| slot.is_healthy() && slot.phase() == Phase::Ready;
+        self.list.iter().filter(ready).count()
+    }
+}
+
+/// The slots of one pool.
+pub(crate) struct Slots {
+    pub(crate) spec: Arc<PoolSpec>,
+    state: Mutex<State>,
+    autoscales: AtomicBool,
+    /// Workers lost since one of them last answered a batch.
+    losses: AtomicU32,
+    made: Instant,
+    /// When all workers were last needed, in milliseconds since `made`.
+    needed_millis: AtomicU64,
+}
+
+impl Slots {
+    pub(crate) fn new(spec: PoolSpec) -> Self {
+        Self {
+            // What it is to be comes with its first size.
+            autoscales: AtomicBool::new(false),
+            spec: Arc::new(spec),
+            state: Mutex::default(),
+            losses: AtomicU32::new(0),
+            made: Instant::now(),
+            needed_millis: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn autoscales(&self) -> bool {
+        self.autoscales.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_autoscale(&self, on: bool) {
+        self.autoscales.store(on, Ordering::SeqCst);
+    }
+
+    /// Workers that the pool is to have: what its cores are divided by.
+    pub(crate) fn target(&self) -> usize {
+        let slots = self.lock().list.len();
+        let limits = self.spec.limits.read();
+        if limits.autoscale {
+            // Those that come later shall find their share.
+            limits.max_workers
+        } else {
+            limits.min_workers.max(slots)
+        }
+    }
+
+    /// Starts one more worker.
+    pub(crate) fn add(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        let id = self.spec.surroundings.next_worker_id();
+        let (publish, status) = watch::channel(SlotStatus {
+            phase: Phase::Starting,
+            started: SystemTime::now(),
+            pid: None,
+            threads: None,
+            generation: 1,
+            last_failure: None,
+        });
+        let control = Arc::new(SlotControl::new(self.spec.isolation));
+        let lease = self.spec.devices.lease();
+        let device = lease.as_ref().map(super::devices::DeviceLease::id);
+        let slots = Arc::clone(self);
+        Dispatcher::new(id, slots, Arc::clone(&control), publish, lease).spawn()?;
+        state.list.push(Slot {
+            id,
+            device,
+            control,
+            status,
+        });
+        Ok(())
+    }
+
+    /// Why a request would not be taken now, if so.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        let state = self.lock();
+        if state.draining {
+            return Some(Refusal::Draining);
+        }
+        self.refusal_in(&state)
+    }
+
+    /// The same for one that has been taken.
+    fn refusal_in(&self, state: &State) -> Option<Refusal> {
+        if state.quarantine.is_some() {
+            return Some(Refusal::Quarantined);
+        }
+        let served = state.healthy() > 0
+            || (self.starts_on_demand() && state.growth.may_start(Instant::now()));
+        (!served).then_some(Refusal::NoWorker)
+    }
+
+    /// The first job brings up a worker, if there is none.
+    fn starts_on_demand(&self) -> bool {
+        self.autoscales() && self.spec.limits.read().max_workers > 0
+    }
+
+    /// Whether a request would be served: a worker takes batches, or the model is one that is
+    /// loaded by its requests. Such a model stays ready while it loads.
+    pub(crate) fn can_serve(&self) -> bool {
+        let state = self.lock();
+        let needs_none = || self.autoscales() && self.spec.limits.read().min_workers == 0;
+        let loads = || needs_none() && self.refusal_in(&state).is_none();
+        !state.draining && (state.ready() > 0 || loads())
+    }
+
+    /// A job is in the queue: starts a worker if the load asks for one. Returns why nobody will
+    /// ever take the job, if so.
+    pub(crate) fn arrived(self: &Arc<Self>) -> Option<Refusal> {
+        let mut state = self.lock();
+        if self.spec.queue.is_closed() {
+            // The workers, no longer listed here, finish what it has.
+            return None;
+        }
+        self.grow(&mut state, Growth::at_arrival);
+        self.refusal_in(&state)
+    }
+
+    /// A worker has cut a batch and is about to run it.
+    pub(crate) fn cut(self: &Arc<Self>) {
+        if self.autoscales() {
+            let mut state = self.lock();
+            if !self.spec.queue.is_closed() {
+                let (waiting, busy) = self.spec.queue.load();
+                if scale::are_all_needed(busy, state.ready(), waiting) {
+                    self.note_need();
+                }
+                self.grow(&mut state, Growth::at_cut);
+            }
+        }
+    }
+
+    fn note_need(&self) {
+        let millis = u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.needed_millis.store(millis, Ordering::SeqCst);
+    }
+
+    fn grow(self: &Arc<Self>, state: &mut State, starts: fn(&mut Growth, Load, Instant) -> bool) {
+        if !self.autoscales() || state.quarantine.is_some() {
+            return;
+        }
+        let ready = state.ready();
+        let (batch_size, max, window) = {
+            let limits = self.spec.limits.read();
+            (
+                limits.batch_size,
+                limits.max_workers,
+                limits.max_retry_timeout,
+            )
+        };
+        let load = Load {
+            waiting: self.spec.queue.occupancy().0,
+            batch_size,
+            ready,
+            starting: state.healthy() - ready,
+            max,
+        };
+        let now = Instant::now();
+        if !starts(&mut state.growth, load, now) {
+            return;
+        }
+        tracing::info!(
+            model = %self.spec.model,
+            version = %self.spec.version,
+            waiting = load.waiting,
+            workers = load.ready + load.starting,
+            "the load asks for a worker"
+        );
+        if let Err(error) = self.add(state) {
+            tracing::warn!(%error, "a dispatcher thread could not be started");
+            state.growth.note_failure(now, window, false);
+        }
+    }
+
+    /// When a worker asks to leave that has waited since then.
+    pub(crate) fn idle_until(&self, since: Instant) -> Option<Instant> {
+        if !self.autoscales() {
+            return None;
+        }
+        let needed = Duration::from_millis(self.needed_millis.load(Ordering::SeqCst));
+        let idle = self.spec.limits.read().scale_down_idle;
+        scale::leaves_at(since, self.made.checked_add(needed)?, idle)
+    }
+
+    /// A worker has waited for too long: tells it to end, if the pool can do without it.
+    pub(crate) fn leave_idle(&self, id: u32) {
+        let mut state = self.lock();
+        let min = self.spec.limits.read().min_workers;
+        let waiting = self.spec.queue.occupancy().0;
+        if self.autoscales()
+            && scale::may_leave(state.healthy(), min, waiting)
+            && let Some(index) = state.list.iter().position(|slot| slot.id == id)
+        {
+            state.list.remove(index).control.stop();
+            tracing::info!(
+                model = %self.spec.model,
+                version = %self.spec.version,
+                worker = id,
+                workers = state.healthy(),
+                "an idle worker ends"
+            );
+        }
+        // Whether those that are left are needed shows from now on.
+        self.note_need();
+    }
+
+    /// A worker came up.
+    pub(crate) fn came_up(&self) {
+        if self.autoscales() {
+            let mut state = self.lock();
+            state.growth.note_success();
+            self.note_need();
+            state.growth_failure = None;
+        }
+    }
+
+    /// A worker answered a batch.
+    pub(crate) fn answered(&self) {
+        // Read first: the line is shared by all workers, and nearly always zero already.
+        if self.losses.load(Ordering::Relaxed) > 0 {
+            self.losses.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A worker did not come up. Takes its slot away if only the load asked for it, so that it is
+    /// not tried again until the load does; the jobs that nobody else will take get the failure.
+    /// Returns whether the slot is gone.
+    pub(crate) fn leave_failed(&self, id: u32, failure: &StartFailure) -> bool {
+        let (min, window) = {
+            let limits = self.spec.limits.read();
+            (limits.min_workers, limits.max_retry_timeout)
+        };
+        let mut state = self.lock();
+        if !self.autoscales() || state.healthy() <= min {
+            return false;
+        }
+        state.list.retain(|slot| slot.id != id);
+        state.growth_failure = Some(failure.text.clone());
+        let may_try = state
+            .growth
+            .note_failure(Instant::now(), window, failure.permanent);
+        if state.healthy() == 0 {
+            if !may_try {
+                self.quarantine(&mut state, no_start(failure));
+            }
+            drop(state);
+            self.spec.queue.fail_waiting(|_| ServingError::WorkerStart {
+                model: self.spec.model.clone(),
+                version: self.spec.version.clone(),
+                cause: failure.clone(),
+            });
+        }
+        true
+    }
+
+    /// A worker that had come up was lost. Too many in a row, with no batch answered in between,
+    /// and the model is put into quarantine.
+    pub(crate) fn note_loss(&self, host: &Host, failure: &StartFailure) {
+        let limit = self.spec.limits.read().quarantine_after;
+        let mut state = self.lock();
+        let before = state.last_lost.replace(host.pid());
+        if !host.is_alive() && before == Some(host.pid()) {
+            return;
+        }
+        let losses = self.losses.fetch_add(1, Ordering::Relaxed) + 1;
+        if losses >= limit && state.quarantine.is_none() {
+            let reason = format!(
+                "{losses} workers were lost in a row and no batch was answered in between. The \
+                 last one: {}",
+                failure.text
+            );
+            self.quarantine(&mut state, reason);
+            drop(state);
+            self.refuse_waiting(Refusal::Quarantined);
+        }
+    }
+
+    /// A slot is not started again. If it was the last one, the model is put into quarantine, and
+    /// what waits is answered.
+    pub(crate) fn gave_up(&self, failure: &StartFailure) {
+        let mut state = self.lock();
+        if state.healthy() > 0 {
+            return;
+        }
+        if state.quarantine.is_none() {
+            self.quarantine(&mut state, no_start(failure));
+        }
+        drop(state);
+        let out_of_memory = failure.out_of_memory;
+        self.spec
+            .queue
+            .fail_waiting(|_| ServingError::WorkerDied { out_of_memory });
+    }
+
+    /// No worker of the model is started any more, until someone scales it.
+    fn quarantine(&self, state: &mut State, reason: String) {
+        tracing::error!(
+            model = %self.spec.model,
+            version = %self.spec.version,
+            reason,
+            "the model is in quarantine: no worker of it is started until it is scaled or \
+             registered again"
+        );
+        state.quarantine = Some(reason);
+        for slot in &state.list {
+            slot.control.stop();
+        }
+        self.spec.queue.wake_all();
+    }
+
+    /// Gives the model another chance; the slots of the quarantine are taken out and returned.
+    pub(crate) fn lift_quarantine(&self, state: &mut State) -> Vec<Slot> {
+        if state.quarantine.take().is_some() {
+            tracing::info!(
+                model = %self.spec.model,
+                version = %self.spec.version,
+                "the quarantine is lifted"
+            );
+        }
+        self.losses.store(0, Ordering::Relaxed);
+        state.growth = Growth::default();
+        state.growth_failure = None;
+        let (healthy, ended) = std::mem::take(&mut state.list)
+            .into_iter()
+            .partition(Slot::is_healthy);
+        state.list = healthy;
+        ended
+    }
+
+    /// Whether the model is in quarantine.
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.lock().quarantine.is_some()
+    }
+
+    /// Answers everything that waits: there is no worker to run it.
+    pub(crate) fn refuse_waiting(&self, reason: Refusal) {
+        let refusal = |job: &Job| job.refusal(reason, Duration::ZERO);
+        self.spec.queue.fail_waiting(refusal);
+    }
+}
+
+fn no_start(failure: &StartFailure) -> String {
+    format!("no worker can be started: {}", failure.text)
+}
