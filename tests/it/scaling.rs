@@ -395,6 +395,57 @@ fn requests_that_wait_when_a_model_goes_into_quarantine_are_answered() {
     assert_eq!(refused.header("x-refusal-reason"), Some("quarantined"));
 }
 
+/// Crashes, kills and changes of size at once: every request is answered, and afterwards the pool is
+/// what it was.
+#[test]
+fn a_pool_under_fire_answers_everything_and_recovers() {
+    for isolation in ISOLATIONS {
+        let server = server().start();
+        let yaml = format!(
+            "autoscale: true\nminWorkers: 1\nmaxWorkers: 3\nscaleDownIdleSeconds: 1\n\
+             quarantineAfter: 1000000\nworkerIsolation: {isolation}\necho:\n  itemMicros: 2000\n"
+        );
+        server.echo_model("m", "1.0", &yaml);
+        server.manage("POST", "/models?url=m").send().expect(200);
+        std::thread::scope(|scope| {
+            for caller in 0..6 {
+                let server = &server;
+                scope.spawn(move || {
+                    for turn in 0..40 {
+                        let request = server.infer("POST", "/predictions/m").body("x");
+                        let answer = match (caller * 40 + turn) % 41 {
+                            0 => request.header("x-echo-fault", "abort").send(),
+                            20 => request.header("x-echo-fault", "panic").send(),
+                            _ => request.send(),
+                        };
+                        let expected = matches!(answer.status, 200 | 500 | 503 | 507);
+                        assert!(expected, "{}: {}", answer.status, answer.text());
+                    }
+                });
+            }
+            for turn in 0..10 {
+                let size = ["0", "2", "1"][turn % 3];
+                let path = format!("/models/m?autoscale=true&min_worker={size}&max_worker=3");
+                server.manage("PUT", &path).send().expect(202);
+                if let Some(pid) = server.worker_pids("m").first().filter(|pid| **pid > 0) {
+                    let pid = Pid::from_raw(i32::try_from(*pid).unwrap()).unwrap();
+                    let _may_be_gone = kill_process(pid, Signal::KILL);
+                }
+                predict(&server, "m");
+            }
+        });
+        scale(&server, "m", "autoscale=true&min_worker=1&max_worker=3");
+        predict(&server, "m").expect(200);
+        server.wait_until("one idle worker is left", || {
+            let workers = workers(&server, "m");
+            workers.len() == 1 && workers[0]["status"] == "READY"
+        });
+        server.wait_until("and only its host", || {
+            server.children() == server.worker_pids("m")
+        });
+    }
+}
+
 #[test]
 fn a_worker_that_served_is_started_again_at_once() {
     for isolation in ISOLATIONS {
