@@ -299,3 +299,22 @@ fn latency_is_counted_at_the_last_part() {
         latency() >= 450_000.0
     });
 }
+
+#[test]
+fn a_part_over_the_limit_fails_its_request_and_no_other_rs_02() {
+    let model = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 2\nmaxBatchDelay: 20000\n";
+    let server = server().echo_model("m", model);
+    let server = server.config("max_response_size=1000");
+    let server = server.args(&["--models", "m"]).start();
+    server.wait_ready("m");
+    std::thread::scope(|scope| {
+        let server = &server;
+        scope.spawn(move || read_from(&mut open(server, "small", 5), "small", 0, 5));
+        let request = server.infer("POST", "/predictions/m");
+        let request = request.header("x-echo-stream", "5");
+        let error = request.body("v".repeat(2000)).send().expect(507).json();
+        let told = error["message"].as_str().unwrap();
+        assert!(told.contains("`max_response_size`"), "{told}");
+    });
+    assert_capacity(&server, 100);
+}

@@ -142,10 +142,12 @@ impl Output {
         self.hang_up.now();
     }
 
-    /// Requests start to run.
-    pub(crate) fn begin(&self, items: &[BatchItem<'_>]) {
+    /// Requests start to run. With `departures` there may be some of earlier ones to read away.
+    pub(crate) fn begin(&self, items: &[BatchItem<'_>], departures: bool) {
         let mut running = self.running();
-        self.note_departures(&mut running);
+        if departures {
+            self.note_departures(&mut running);
+        }
         running.extend(
             items
                 .iter()

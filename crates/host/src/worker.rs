@@ -74,8 +74,9 @@ fn work(channel: Channel, factory: &dyn BackendFactory) -> Result<(), WireError>
             let incoming = receiver.receive(None)?;
             match incoming.header()? {
                 WorkerRequest::Run(run) => {
+                    let departures = run.departures;
                     let batch = batch_of(run, incoming.payload)?;
-                    output.begin(&batch.items);
+                    output.begin(&batch.items, departures);
                     if asynchronous {
                         for item in &batch.items {
                             backend.start(item);

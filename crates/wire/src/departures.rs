@@ -5,6 +5,7 @@
 //! Each message is one request's id. Nothing depends on its arrival: a full socket drops it.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,7 +19,10 @@ const MAX_ID_BYTES: usize = 256;
 
 /// The server's end.
 #[derive(Debug)]
-pub struct Departures(OwnedFd);
+pub struct Departures {
+    socket: OwnedFd,
+    told: AtomicBool,
+}
 
 /// The worker's end.
 #[derive(Debug)]
@@ -37,13 +41,21 @@ impl Departures {
             None,
         )
         .map_err(WireError::system("socketpair"))?;
-        Ok((Self(near), far))
+        let told = AtomicBool::new(false);
+        Ok((Self { socket: near, told }, far))
     }
 
     /// Says that the caller of a request has left. Never waits.
     pub fn tell(&self, request_id: &str) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _full_or_closed = send(&self.0, request_id.as_bytes(), flags);
+        let _full_or_closed = send(&self.socket, request_id.as_bytes(), flags);
+        self.told.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether anything was told since this was asked last: a worker that need not look for it
+    /// saves a system call.
+    pub fn were_told(&self) -> bool {
+        self.told.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -159,6 +159,8 @@ pub struct EchoBehaviour {
 /// One batch.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RunBatch<'a> {
+    /// Callers of earlier requests have left, and nobody may have read that yet.
+    pub departures: bool,
     /// The requests, in the order of their payloads.
     #[serde(borrow)]
     pub items: Vec<RunItem<'a>>,

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from ts._runtime import failures, values
-from ts._runtime.bridge import Outcome, Session, failure_of, ids_of, replies_of
+from ts._runtime.bridge import Outcome, Session, failure_of, replies_of
 from ts._runtime.output import Output
 from ts.context import Item
 
@@ -72,7 +72,7 @@ class AsyncSession(Session):
         self._loop = loop
         self._output = output
         # Touched by the loop's thread only.
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Outcome]] = {}
 
     def start(self, item: Item) -> None:
         """Starts one request and returns."""
@@ -87,27 +87,36 @@ class AsyncSession(Session):
         self._loop.close()
 
     def _begin(self, item: Item) -> None:
-        self._tasks[item[0]] = asyncio.get_running_loop().create_task(self._serve(item))
+        task = asyncio.get_running_loop().create_task(self._serve([item]))
+        self._tasks[item[0]] = task
+        # Also a task that is cancelled before it has begun ends here.
+        task.add_done_callback(lambda ended: self._end(item, ended))
+
+    def _end(self, item: Item, task: "asyncio.Task[Outcome]") -> None:
+        del self._tasks[item[0]]
+        if task.cancelled():
+            failures.print_line(f"handler broken off on request {item[0]}")
+            failed = ("handler_failed", 503, "Prediction failed")
+            outcome: Outcome = (*failed, [], self._take_metrics())
+        else:
+            outcome = task.result()
+        try:
+            self._output.answer(item[0], outcome)
+        except Exception as raised:
+            failures.print_traceback(f"request {item[0]} could not be answered", raised)
 
     def _break_off(self, request_id: str) -> None:
         if (task := self._tasks.get(request_id)) is not None:
             task.cancel()
 
-    async def _serve(self, item: Item) -> None:
-        items = [item]
+    async def _serve(self, items: list[Item]) -> Outcome:
         try:
-            outcome = await self._run_one(items)
+            return await self._run_one(items)
         except asyncio.CancelledError:
-            failures.print_line(f"handler broken off on request {ids_of(items)}")
-            outcome = ("handler_failed", 503, "Prediction failed", [], self._take_metrics())
+            raise
         except BaseException as raised:
             # Also `SystemExit`, which would end the loop.
-            outcome = (*failure_of(items, raised), [], self._take_metrics())
-        del self._tasks[item[0]]
-        try:
-            self._output.answer(item[0], outcome)
-        except Exception as raised:
-            failures.print_traceback(f"request {item[0]} could not be answered", raised)
+            return (*failure_of(items, raised), [], self._take_metrics())
 
     async def _run_one(self, items: list[Item]) -> Outcome:
         context = self._context.of_one_request()

@@ -282,15 +282,14 @@ def replies_of(
     if continuous:
         _apply_stopping_criteria(context, answers)
     processors = context.used_processors()
-    replies: list[Reply | Failure] = []
-    for index, answer in enumerate(answers):
-        if isinstance(answer, BaseException):
-            replies.append(failures.item(answer, items[index][0]))
-        elif processors is None:
-            replies.append((200, "", [], values.body(answer)))
-        else:
-            replies.append((*processors[index].reply_head(), values.body(answer)))
-    return replies
+    return [
+        failures.item(answer, items[index][0])
+        if isinstance(answer, BaseException)
+        else (200, "", [], values.body(answer))
+        if processors is None
+        else (*processors[index].reply_head(), values.body(answer))
+        for index, answer in enumerate(answers)
+    ]
 
 
 def failure_of(items: list[Item], raised: BaseException) -> Failure:

@@ -328,6 +328,7 @@ impl Worker {
             }],
         });
         let batch = WorkerRequest::Run(RunBatch {
+            departures: false,
             items: items.collect(),
         });
         self.channel.send_payload(&batch, bodies).unwrap();

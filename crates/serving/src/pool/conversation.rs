@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use ts_wire::frame::{WorkerReply, WorkerRequest};
-use ts_wire::{Receiver, Sender, WireError};
+use ts_wire::{Departures, Receiver, Sender, WireError};
 
 use crate::error::ServingError;
 use crate::job::Job;
@@ -78,7 +78,7 @@ impl Dispatcher {
                     });
                 }
             };
-            if let Err(error) = self.send_on(&sender, &in_flight, || host.is_alive()) {
+            if let Err(error) = self.send_on(&sender, departures, &in_flight, || host.is_alive()) {
                 // Whoever listens has to see it too.
                 tracing::warn!(worker = self.name(), %error, "a request cannot be handed over");
                 host.kill();
@@ -111,6 +111,7 @@ impl Dispatcher {
     fn send_on(
         &self,
         sender: &Mutex<&mut Sender>,
+        departures: &Departures,
         in_flight: &InFlight,
         host_is_alive: impl Fn() -> bool,
     ) -> Result<(), WireError> {
@@ -132,7 +133,8 @@ impl Dispatcher {
                 let request = single.0.request.clone();
                 in_flight.add(Held::single(single), limit);
                 let items = std::iter::once((&request, false));
-                let handed = hand_over(*sender.lock(), items, Payload::Inline);
+                let told = departures.were_told();
+                let handed = hand_over(*sender.lock(), items, Payload::Inline, told);
                 let Err(error) = handed else { continue };
                 let job = in_flight.remove(request.id.as_str());
                 match error {
@@ -160,7 +162,7 @@ impl Dispatcher {
         &self,
         receiver: &mut Receiver,
         sender: &Mutex<&mut Sender>,
-        departures: &ts_wire::Departures,
+        departures: &Departures,
         in_flight: &InFlight,
     ) -> Result<(), WireError> {
         let unread_limit = self.unread_limit();
@@ -228,7 +230,7 @@ impl Dispatcher {
     fn look(
         &self,
         sender: &Mutex<&mut Sender>,
-        departures: &ts_wire::Departures,
+        departures: &Departures,
         in_flight: &InFlight,
         heard: Instant,
         limit: Duration,

@@ -295,7 +295,8 @@ impl Dispatcher {
         let (sender, receiver) = worker.channel.halves();
         let items = held.iter().flatten();
         let items = items.map(|held| (&held.job.request, held.known));
-        if let Err(error) = hand_over(sender, items, Payload::Shared) {
+        let departures = worker.departures.were_told();
+        if let Err(error) = hand_over(sender, items, Payload::Shared, departures) {
             return self.not_handed_over(worker, held, &error).map(|()| None);
         }
         let limit = self.spec.limits.read().response_timeout;
@@ -494,7 +495,7 @@ pub(super) fn ask(
 ) -> Result<Result<Replies, RunFailure>, WireError> {
     let (sender, receiver) = channel.halves();
     let items = requests.iter().map(|request| (request, false));
-    hand_over(sender, items, Payload::Shared)?;
+    hand_over(sender, items, Payload::Shared, false)?;
     loop {
         let incoming = receiver.receive(deadline)?;
         match incoming.header()? {
@@ -522,11 +523,13 @@ pub(super) enum Payload {
     Inline,
 }
 
-/// Sends requests; one that the worker knows goes without its parts.
+/// Sends requests; one that the worker knows goes without its parts. `departures` is what
+/// [`Departures::were_told`] says.
 pub(super) fn hand_over<'j>(
     sender: &mut Sender,
     requests: impl Iterator<Item = (&'j InferRequest, bool)>,
     way: Payload,
+    departures: bool,
 ) -> Result<(), WireError> {
     let mut values: Vec<&[u8]> = Vec::with_capacity(requests.size_hint().0);
     let items = requests.map(|(request, known)| {
@@ -550,6 +553,7 @@ pub(super) fn hand_over<'j>(
         }
     });
     let run = WorkerRequest::Run(RunBatch {
+        departures,
         items: items.collect(),
     });
     match way {
