@@ -65,6 +65,7 @@ def write_model(
     handler: str = "handler.py",
     config: str = "",
     version: str = "1.0",
+    runtime: str = "python",
     **entry: str,
 ) -> Path:
     """Puts an unpacked model into a store; one text is the source of `handler.py`."""
@@ -74,7 +75,7 @@ def write_model(
     if config:
         model["configFile"] = "model-config.yaml"
         files["model-config.yaml"] = config
-    manifest = {"runtime": "python", "model": model}
+    manifest = {"runtime": runtime, "model": model}
     write_files(folder, files | {"MAR-INF/MANIFEST.json": json.dumps(manifest)})
     return folder
 
@@ -92,6 +93,32 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return not stat.rpartition(")")[2].lstrip().startswith("Z")
+
+
+def resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def processes_of(server: "Server") -> set[int]:
+    """Every process with the server's environment, whoever its parent is now; zombies of its too."""
+    mark = f"TMPDIR={server.env['TMPDIR']}".encode()
+    found = set(server.started())
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue  # it ended, or is none of ours to look into
+    return found
 
 
 class Server:
@@ -231,6 +258,12 @@ class Server:
         answer = self.register(name, **asked)
         assert answer.status_code == 200, answer.text
 
+    def serve_echo(self, name: str, config: str = "", **asked: Any) -> None:
+        """Registers a model for the echo backend, which runs no Python."""
+        write_model(self.store, name, {}, config=config, runtime="echo")
+        answer = self.register(name, **asked)
+        assert answer.status_code == 200, answer.text
+
     def describe(self, model: str, **parameters: Any) -> dict[str, Any]:
         answer = self.manage("GET", f"/models/{model}", params=parameters)
         assert answer.status_code == 200, answer.text
@@ -261,11 +294,19 @@ class Server:
         """Models that are unpacked now."""
         return sorted(str(path) for path in self.temp.glob("models-*/*"))
 
+    def started(self) -> list[int]:
+        """Processes that any of its threads has started, those that nobody has reaped too."""
+        pids = []
+        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            try:
+                pids += [int(pid) for pid in children.read_text().split()]
+            except OSError:
+                continue  # the thread has ended
+        return pids
+
     def children(self) -> list[int]:
-        """Processes that any of its threads has started and that still run."""
-        lists = Path(f"/proc/{self.pid}/task").glob("*/children")
-        pids = [int(pid) for children in lists for pid in children.read_text().split()]
-        return [pid for pid in pids if is_running(pid)]
+        """Those of them that still run."""
+        return [pid for pid in self.started() if is_running(pid)]
 
     def kill(self) -> None:
         """Ends it without a chance to clean up."""

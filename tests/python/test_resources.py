@@ -1,25 +1,24 @@
 """Nothing grows and nothing stays: memory, descriptors, processes and the work folder."""
 
-import os
 import random
 from pathlib import Path
 
-from harness import SCRIPTED, at_once, is_running, wait_until, write_model
+from harness import (
+    SCRIPTED,
+    at_once,
+    descriptors,
+    is_running,
+    resident,
+    threads,
+    wait_until,
+    write_model,
+)
 
 MIB = 1 << 20
 SUMS = """
 def handle(data, context):
     return None if data is None else [sum(row["body"][::1024]) for row in data]
 """
-
-
-def resident(pid):
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def descriptors(pid):
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def test_memory_and_descriptors_are_flat_under_traffic_rs_08(start):
@@ -66,14 +65,14 @@ def test_registering_and_removing_leaves_nothing_rs_10_rs_11(start):
             assert server.manage("DELETE", f"/models/{name}").status_code == 200
 
     cycle()
-    files, threads = descriptors(server.pid), len(os.listdir(f"/proc/{server.pid}/task"))
+    files, threads = descriptors(server.pid), threads(server.pid)
     for _ in range(2):
         cycle()
     assert server.work_folders() == []
     wait_until("the hosts have ended", lambda: server.children() == [], 5)
     wait_until("descriptors are given back", lambda: descriptors(server.pid) <= files, 5)
     wait_until(
-        "threads have ended", lambda: len(os.listdir(f"/proc/{server.pid}/task")) <= threads, 5
+        "threads have ended", lambda: threads(server.pid) <= threads, 5
     )
 
 
