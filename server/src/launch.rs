@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::app;
 use crate::cli::Options;
+use crate::init;
 use crate::settings::{Environment, Machine, Settings, SettingsError, load, raw::Raw, resolve};
 
 /// How long `--stop --foreground` waits.
@@ -27,6 +28,11 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         ExitCode::SUCCESS
     } else if options.stop {
         stop(&pid_file, options.foreground)
+    } else if options.foreground && init::is_process_1() {
+        init::run().unwrap_or_else(|error| {
+            hint(format_args!("{error:#}"));
+            ExitCode::FAILURE
+        })
     } else {
         start(options, &environment, &pid_file)
     }
@@ -207,7 +213,12 @@ impl PidFile {
         else {
             return Recorded::Nothing { leftover: true };
         };
-        if is_server(pid) {
+        // A container that was killed starts again with the same few numbers: its own, or that of the
+        // process 1 that looks after it, is what the last server left.
+        let own = [Some(rustix::process::getpid()), rustix::process::getppid()];
+        if own.contains(&Some(pid)) {
+            Recorded::Nothing { leftover: true }
+        } else if is_server(pid) {
             Recorded::Server(pid)
         } else if proc(pid, "").exists() {
             Recorded::Stranger

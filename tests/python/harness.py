@@ -23,6 +23,9 @@ PLUGIN = TARGET / "libts_plugin.so"
 # How long anything may take before its test fails.
 LIMIT = 40.0
 
+# How many times longer than usual the tests for slow leaks are: `SOAK=100` takes an hour.
+SOAK = int(os.environ.get("SOAK") or 1)
+
 # Runs the code that a request brings: most tests need no handler of their own.
 SCRIPTED = """
 class Scripted:
@@ -87,12 +90,31 @@ def archive(export_path: Path, *flags: str | Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+def can_run(*command: str | Path) -> bool:
+    """Whether this machine lets the tests run a command, such as one that makes namespaces."""
+    try:
+        return subprocess.run([*command, "true"], capture_output=True, timeout=LIMIT).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def is_running(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
     return not stat.rpartition(")")[2].lstrip().startswith("Z")
+
+
+def started_by(pid: int) -> list[int]:
+    """Children of any thread of a process, those that nobody has reaped too."""
+    pids = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            pids += [int(child) for child in children.read_text().split()]
+        except OSError:
+            continue  # the thread has ended
+    return pids
 
 
 def resident(pid: int) -> int:
@@ -111,7 +133,7 @@ def threads(pid: int) -> int:
 def processes_of(server: "Server") -> set[int]:
     """Every process with the server's environment, whoever its parent is now; zombies of its too."""
     mark = f"TMPDIR={server.env['TMPDIR']}".encode()
-    found = set(server.started())
+    found = set(started_by(server.pid))
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark in path.read_bytes().split(b"\0"):
@@ -131,8 +153,11 @@ class Server:
         args: Iterable[str | Path] = (),
         env: Mapping[str, str | Path] | None = None,
         inherit_env: bool = True,
+        prefix: Iterable[str | Path] = (),
     ) -> None:
         self.folder = folder
+        # A command that becomes the server once it has changed the server's surroundings.
+        self.prefix = list(prefix)
         self.store = folder / "store"
         # Where its own temporary files go; the pid file lies in `TMPDIR` whatever `TEMP` says.
         self.temp = Path((env or {}).get("TEMP") or folder / "tmp")
@@ -162,7 +187,7 @@ class Server:
         """The command line that starts it, in the foreground unless `--foreground` is taken out."""
         paths = ["--model-store", self.store, "--ts-config", self.config_file]
         allowed = ["--disable-token-auth", "--enable-model-api", "--ready-file", self.ready_file]
-        return [SERVER, "--start", "--ncs", *paths, *allowed, *self.args, *more]
+        return [*self.prefix, SERVER, "--start", "--ncs", *paths, *allowed, *self.args, *more]
 
     def start(self) -> "Server":
         """Starts it in the foreground and waits until it listens."""
@@ -294,19 +319,9 @@ class Server:
         """Models that are unpacked now."""
         return sorted(str(path) for path in self.temp.glob("models-*/*"))
 
-    def started(self) -> list[int]:
-        """Processes that any of its threads has started, those that nobody has reaped too."""
-        pids = []
-        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
-            try:
-                pids += [int(pid) for pid in children.read_text().split()]
-            except OSError:
-                continue  # the thread has ended
-        return pids
-
     def children(self) -> list[int]:
-        """Those of them that still run."""
-        return [pid for pid in self.started() if is_running(pid)]
+        """Processes that any of its threads has started and that still run."""
+        return [pid for pid in started_by(self.pid) if is_running(pid)]
 
     def kill(self) -> None:
         """Ends it without a chance to clean up."""
