@@ -68,7 +68,10 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let mut signals = Signals::catch()?;
     let listeners = Listeners::bind(&settings.http)?;
     let exporter = Exporter::install()?;
-    let work_dir = WorkDir::create(&temp_dir)?;
+    let work_dir = WorkDir::create(&temp_dir).with_context(|| {
+        let shown = temp_dir.display();
+        format!("archives cannot be unpacked in `{shown}`; `TEMP` or `TMPDIR` names another folder")
+    })?;
     let (inference, management) = ts_serving::start(settings.serving(work_dir.path().to_owned()))?;
     let edge = web::Data::new(Edge {
         inference,

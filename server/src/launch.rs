@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
 
 use crate::app;
@@ -228,7 +229,8 @@ impl PidFile {
     }
 
     fn write(&self, pid: u32) -> anyhow::Result<()> {
-        Ok(fs_err::write(&self.0, pid.to_string())?)
+        fs_err::write(&self.0, pid.to_string())
+            .context("the pid file cannot be written; `TMPDIR` names the folder that it lies in")
     }
 
     fn remove(&self) {

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from harness import ARCHIVER, PLUGIN, SERVER, Server
+from harness import ARCHIVER, PLUGIN, SERVER, SOAK, Server
 
 # No test may hang, whatever the server does; the marker `seconds` sets another limit.
 TEST_SECONDS = 120
@@ -24,7 +24,7 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     marker = item.get_closest_marker("seconds")
-    seconds = int(marker.args[0]) if marker else TEST_SECONDS
+    seconds = int(marker.args[0]) if marker else TEST_SECONDS * SOAK
 
     def give_up(*_: Any) -> None:
         raise TimeoutError(f"{item.nodeid} took more than {seconds} s")

@@ -23,7 +23,7 @@ PLUGIN = TARGET / "libts_plugin.so"
 # How long anything may take before its test fails.
 LIMIT = 40.0
 
-# How many times longer than usual the tests for slow leaks are: `SOAK=100` takes an hour.
+# How many times longer than usual the tests for slow leaks are.
 SOAK = int(os.environ.get("SOAK") or 1)
 
 # Runs the code that a request brings: most tests need no handler of their own.
@@ -93,7 +93,9 @@ def archive(export_path: Path, *flags: str | Path) -> None:
 def can_run(*command: str | Path) -> bool:
     """Whether this machine lets the tests run a command, such as one that makes namespaces."""
     try:
-        return subprocess.run([*command, "true"], capture_output=True, timeout=LIMIT).returncode == 0
+        return (
+            subprocess.run([*command, "true"], capture_output=True, timeout=LIMIT).returncode == 0
+        )
     except FileNotFoundError:
         return False
 
@@ -131,7 +133,7 @@ def threads(pid: int) -> int:
 
 
 def processes_of(server: "Server") -> set[int]:
-    """Every process with the server's environment, whoever its parent is now; zombies of its too."""
+    """Every process with its environment, whoever its parent is now, and what it has not reaped."""
     mark = f"TMPDIR={server.env['TMPDIR']}".encode()
     found = set(started_by(server.pid))
     for path in Path("/proc").glob("[0-9]*/environ"):

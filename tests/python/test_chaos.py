@@ -1,6 +1,7 @@
 """Bad days: a server under steady load while a seeded sequence of faults hits its models.
 
-`CHAOS_SECONDS` is how long (120 unless set; `make chaos` takes 600), `CHAOS_SEED` repeats a sequence.
+`CHAOS_SECONDS` is how long (120 unless set; `make chaos` takes 600), `CHAOS_SEED` repeats a
+sequence.
 """
 
 import itertools
@@ -12,13 +13,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from harness import (
-    LIMIT,
     Server,
     at_once,
     descriptors,
@@ -185,9 +184,8 @@ class Day:
         self.note(model, str(answer.status_code))
         if answer.status_code not in allowed:
             self.accuse(f"{model} {verb}: {answer.status_code} {answer.text[:200]}")
-        elif answer.status_code == 200 or answer.status_code == 418:
-            if answer.content != body:
-                self.accuse(f"{model} {verb}: {answer.content[:60]!r} answers {body[:60]!r}")
+        elif answer.status_code in {200, 418} and answer.content != body:
+            self.accuse(f"{model} {verb}: {answer.content[:60]!r} answers {body[:60]!r}")
 
     def client(self, name: str, call: Callable[[requests.Session], Any], pause: float) -> None:
         """Makes a call again and again until the day is over."""
@@ -435,7 +433,8 @@ def ordinary_calls(day: Day) -> None:
     def generations() -> dict[str, list[tuple[Any, ...]]]:
         return {
             model: [
-                (worker["pid"], worker["generation"]) for worker in day.server.describe(model)["workers"]
+                (worker["pid"], worker["generation"])
+                for worker in day.server.describe(model)["workers"]
             ]
             for model in (*HIT, "calm")
         }
@@ -455,7 +454,11 @@ def ordinary_calls(day: Day) -> None:
 def test_a_bad_day_ends_well(start, capsys):
     with capsys.disabled():
         print(f"\nchaos for {SECONDS:g} s; CHAOS_SEED={SEED} repeats it", flush=True)
-    config = ["max_response_size=2000000", "max_request_size=2000000", "log_filter=warn,MODEL_LOG=off"]
+    config = [
+        "max_response_size=2000000",
+        "max_request_size=2000000",
+        "log_filter=warn,MODEL_LOG=off",
+    ]
     server = start([*config, "unregister_model_timeout=20"])
     server.serve("calm", OBEYS, config=CALM)
     for model, yaml in HIT.items():

@@ -1,4 +1,4 @@
-"""Faults of worker supervision (kind K4): what TorchServe and others got wrong, each by its entry."""
+"""Faults of worker supervision (kind K4), each by its entry: deaths, limits, scaling."""
 
 import os
 import signal
@@ -107,7 +107,12 @@ INIT = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child
 # Its father ends at once, so that whoever is process 1 has to reap it.
 ORPHAN = """
 import os, subprocess, sys
-code = "import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    while not os.path.exists({!r}): time.sleep(0.01)"
+code = (
+    "import os, time\\n"
+    "if os.fork() == 0:\\n"
+    "    os.setsid()\\n"
+    "    while not os.path.exists({!r}): time.sleep(0.01)"
+)
 subprocess.run([sys.executable or "python3", "-c", code], check=True)
 result = ["left behind"]
 """
@@ -120,7 +125,9 @@ needs_namespaces = pytest.mark.skipif(
 
 def number_inside(pid):
     """The number that a process has in its own container."""
-    return Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].splitlines()[0].split()[-1]
+    return (
+        Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].splitlines()[0].split()[-1]
+    )
 
 
 @needs_namespaces
@@ -132,7 +139,7 @@ def test_as_process_1_of_a_container_it_reaps_and_stops_wk_04(start, tmp_path):
 
     def processes(father=first):
         """What runs in the container or has ended there and was not reaped."""
-        own = {pid for pid in started_by(father)}
+        own = set(started_by(father))
         return own.union(*(processes(pid) for pid in own))
 
     for _ in range(3):
