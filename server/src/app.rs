@@ -120,7 +120,11 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         failed = starting => failed,
         name = signals.next() => {
             tracing::info!("{name}: stopping");
-            shutdown::shut_down(&edge, &handle, settings.drain_timeout, &mut signals).await;
+            let limits = shutdown::Limits {
+                grace: settings.shutdown_grace,
+                drain: settings.drain_timeout,
+            };
+            shutdown::shut_down(&edge, &handle, limits, &mut signals).await;
             Ok(())
         }
         ended = serving => {

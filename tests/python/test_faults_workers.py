@@ -247,7 +247,7 @@ def test_a_worker_that_stands_still_is_ended_by_the_response_limit_wk_10(server)
     os.kill(pid, signal.SIGSTOP)
     wait_until("it stands still", lambda: states(server)[pid] == "T")
     assert server.run("result = ['x']", "still").status_code == 500
-    assert not is_running(pid)
+    wait_until("it is gone", lambda: not is_running(pid), 5)
     assert server.run("result = ['x']", "still").text == "x"
     worker = server.describe("still")["workers"][0]
     assert "no answer within 1 s" in worker["lastFailure"] and worker["generation"] == 2

@@ -277,9 +277,8 @@ pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError>
     }
     let name = ModelName::new(model)?;
     let described = edge.management.describe(&name, &Which::Default)?;
-    let ready = described
-        .iter()
-        .any(|version| version.workers.iter().any(|worker| worker.ready));
+    let mut workers = described.iter().flat_map(|version| &version.workers);
+    let ready = !edge.traffic.is_stopping() && workers.any(|worker| worker.ready);
     Ok(respond::json(StatusCode::OK, &Readiness { name, ready }))
 }
 
