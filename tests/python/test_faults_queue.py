@@ -245,9 +245,11 @@ def test_no_place_in_the_queue_is_lost_by_those_who_leave_or_fail_bt_11(server, 
     server.serve("exact", WAITS, config=config.replace("Timeout: 5", "Timeout: 60"))
     for _ in range(3):
         release = busy("exact")
+        before = descriptors(server.pid)
         for _ in range(size):
             with connect(server) as connection:
                 connection.sendall(request("exact", b"leaves"))
+        wait_until("they have left", lambda n=before: descriptors(server.pid) <= n)
         release()
         wait_until("the queue is empty", lambda: waiting(server, "exact") == 0)
         release = busy("exact")

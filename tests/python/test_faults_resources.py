@@ -217,11 +217,11 @@ def test_models_that_come_and_go_leave_nothing_rs_10_rs_11(start, tmp_path):
         assert server.manage("DELETE", "/models/m").status_code == 200
         assert server.work_folders() == []
 
-    for _ in range(3):
+    for _ in range(2):
         cycle()
     base = resident(server.pid)
     before = descriptors(server.pid), threads(server.pid)
-    for _ in range(6 * SOAK):
+    for _ in range(4 * SOAK):
         cycle()
     wait_until("the hosts have ended", lambda: started_by(server.pid) == [], 5)
     wait_until(
@@ -330,7 +330,7 @@ def test_with_few_descriptors_old_connections_work_and_none_is_lost_rs_14(start)
         return found
 
     def mixed(number):
-        if number % 100 == 0:
+        if number % 50 == 0:
             assert server.register("bad", model_name=f"bad-{number}").status_code == 500
         if number % 10 == 0:
             with connect(server) as dropped:
@@ -343,7 +343,7 @@ def test_with_few_descriptors_old_connections_work_and_none_is_lost_rs_14(start)
     server.session.close()
     wait_until("connections are closed", lambda: kinds().get("socket", 0) < 40)
     before = kinds()
-    for number in range(200 * SOAK):
+    for number in range(100 * SOAK):
         mixed(number)
     server.session.close()
 
