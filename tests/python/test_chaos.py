@@ -221,7 +221,7 @@ class Faults:
         self.chance = chance
         self.session = requests.Session()
         self.session.trust_env = False
-        self.stopped: list[tuple[int, float]] = []
+        self.stopped: list[int] = []
         self.behind: list[threading.Thread] = []
 
     def kinds(self) -> list[str]:
@@ -286,7 +286,7 @@ class Faults:
     def stop(self) -> None:
         """The response limit has to end a worker that stands still."""
         if pid := self._signal(signal.SIGSTOP):
-            self.stopped.append((pid, time.monotonic()))
+            self.stopped.append(pid)
 
     def misbehave(self) -> None:
         """One request that asks for something bad, with harm to those that share its batch."""
@@ -368,8 +368,8 @@ class Faults:
             for number in numbers:
                 how = {"min_worker": number, "max_worker": number, "synchronous": synchronous}
                 # Workers that are in their back-off are told with 206, those that were hit while
-                # they started with 500, and those that hang with 408 when their limit is over.
-                self._manage("PUT", f"/models/{model}", {200, 202, 206, 408, 500}, **how)
+                # they started with 500 or 507, and those that hang with 408 after their limit.
+                self._manage("PUT", f"/models/{model}", {200, 202, 206, 408, 500, 507}, **how)
                 self.day.over.wait(1)
 
         self._behind(scale)
@@ -414,14 +414,24 @@ def watch(day: Day) -> Callable[[requests.Session], None]:
     return look
 
 
-def repair(server: Server) -> None:
-    """Gives each model the workers that it had."""
+def repair(day: Day, stopped: list[int]) -> None:
+    """Gives each model the workers that it had, in the place of those that stand still."""
+    server = day.server
+
+    def found_out() -> bool:
+        # Only a call shows that a worker stands still.
+        with requests.Session() as session:
+            session.trust_env = False
+            at_once([lambda m=model: day.ask(session, m) for model in HIT for _ in range(4)])
+        return not any(map(is_running, stopped))
+
+    wait_until("workers that stood still have ended", found_out)
     for model, config in HIT.items():
         workers = config.partition("minWorkers: ")[2][0]
         how = {"min_worker": workers, "max_worker": workers, "synchronous": "true"}
         answer = server.manage("PUT", f"/models/{model}", params=how)
         # Those that are in their back-off come up later.
-        assert answer.status_code in {200, 206, 500}, answer.text
+        assert answer.status_code in {200, 206, 500, 507}, answer.text
     server.manage("DELETE", "/models/side")
     for model in (*HIT, "calm"):
         server.wait_for_workers(model)
@@ -501,10 +511,8 @@ def test_a_bad_day_ends_well(start, capsys):
     for model in HIT:
         assert day.heard[model, "200"], f"CHAOS_SEED={SEED}: {model} never answered\n{report}"
 
-    repair(server)
+    repair(day, faults.stopped)
     ordinary_calls(day)
-    stopped = [pid for pid, _ in faults.stopped]
-    wait_until("workers that stood still have ended", lambda: not any(map(is_running, stopped)))
     for model in (*HIT, "calm"):
         assert server.describe(model)["jobQueueStatus"]["pendingRequests"] == 0
     hosts = {pid for model in (*HIT, "calm") for pid in server.worker_pids(model)}

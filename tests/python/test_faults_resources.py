@@ -19,7 +19,6 @@ from harness import (
     at_once,
     can_run,
     descriptors,
-    is_running,
     resident,
     started_by,
     threads,
