@@ -129,7 +129,7 @@ def test_a_compressed_body_reaches_the_handler_as_it_is_rs_05(server, coding):
     headers = {"content-encoding": coding.partition(";")[0]}
     for model in ("echo", "python"):
         base = resident(server.pid)
-        answers = at_once([lambda m=model: server.predict(m, body, headers=headers)] * 20, 4)
+        answers = at_once([lambda m=model: server.predict(m, body, headers=headers)] * 8, 4)
         # Nothing is expanded, so there is nothing to bound.
         assert {answer.status_code for answer in answers} == {200}
         assert all(answer.content == body for answer in answers)
@@ -385,11 +385,9 @@ def test_a_server_with_little_memory_serves_and_refuses_what_is_too_large(start)
         [f"max_request_size={64 * MIB}", "max_response_size=67108864"], prefix=LITTLE_MEMORY
     )
     server.serve_echo("echo")
-    body = os.urandom(32 * MIB)
-    for _ in range(3):
-        for answer in at_once([lambda: server.predict("echo", body)] * 6, 3):
-            assert answer.status_code == 200
-            assert answer.content == body
+    body = os.urandom(16 * MIB)
+    for answer in at_once([lambda: server.predict("echo", body)] * 8 * SOAK, 4):
+        assert (answer.status_code, answer.content == body) == (200, True)
     assert server.predict("echo", bytes(64 * MIB + 1)).status_code == 413
     told = json.loads(server.manage("GET", "/models").text)
     assert [model["modelName"] for model in told["models"]] == ["echo"]
