@@ -109,6 +109,11 @@ test-python: build
 	cd handlers && $(VENV)/bin/pytest tests --tb=short -q
 	$(PLUGIN_ENV) $(VENV)/bin/pytest tests/python --tb=short -q
 
+.PHONY: chaos
+chaos: build ## ten minutes of faults under load; CHAOS_SECONDS and CHAOS_SEED as in test_chaos.py
+	$(PLUGIN_ENV) CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/pytest tests/python/test_chaos.py \
+		--tb=short
+
 .PHONY: deny
 deny: $(DENY) ## licences, banned crates and sources of the dependencies
 	$(DENY) --log-level error --locked check bans licenses sources

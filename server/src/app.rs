@@ -9,13 +9,16 @@ use anyhow::Context as _;
 
 use crate::auth::{Guard, KEY_FILE, Tokens};
 use crate::cli::Options;
-use crate::listen::Listeners;
+use crate::listen::{Listeners, connection_limit};
 use crate::rest::{self, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::startup;
 use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
 use crate::work_dir::{self, WorkDir};
+
+/// Connections that one thread serves at most.
+const MAX_CONNECTIONS: usize = 25_600;
 
 /// How long an idle connection is kept.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
@@ -68,7 +71,10 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let mut signals = Signals::catch()?;
     let listeners = Listeners::bind(&settings.http)?;
     let exporter = Exporter::install()?;
-    let work_dir = WorkDir::create(&temp_dir)?;
+    let work_dir = WorkDir::create(&temp_dir).with_context(|| {
+        let shown = temp_dir.display();
+        format!("archives cannot be unpacked in `{shown}`; `TEMP` or `TMPDIR` names another folder")
+    })?;
     let (inference, management) = ts_serving::start(settings.serving(work_dir.path().to_owned()))?;
     let edge = web::Data::new(Edge {
         inference,
@@ -117,7 +123,11 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         failed = starting => failed,
         name = signals.next() => {
             tracing::info!("{name}: stopping");
-            shutdown::shut_down(&edge, &handle, settings.drain_timeout, &mut signals).await;
+            let limits = shutdown::Limits {
+                grace: settings.shutdown_grace,
+                drain: settings.drain_timeout,
+            };
+            shutdown::shut_down(&edge, &handle, limits, &mut signals).await;
             Ok(())
         }
         ended = serving => {
@@ -134,12 +144,14 @@ fn http_server(
     listeners: Listeners,
 ) -> anyhow::Result<actix_web::dev::Server> {
     let edge = edge.clone();
+    let connections = connection_limit() / settings.http.threads;
     let mut server = HttpServer::new(move || {
         App::new()
             .app_data(edge.clone())
             .default_service(web::to(rest::serve))
     })
     .workers(settings.http.threads)
+    .max_connections(connections.clamp(1, MAX_CONNECTIONS))
     .keep_alive(KEEP_ALIVE)
     .client_request_timeout(HEAD_LIMIT)
     // A client that closes has given its request up. (Allowing half-closed connections would mean

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
 
 use crate::app;
 use crate::cli::Options;
+use crate::init;
 use crate::settings::{
     Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
 };
@@ -29,6 +31,11 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         ExitCode::SUCCESS
     } else if options.stop {
         stop(&pid_file, options.foreground)
+    } else if options.foreground && init::is_process_1() {
+        init::run().unwrap_or_else(|error| {
+            hint(format_args!("{error:#}"));
+            ExitCode::FAILURE
+        })
     } else {
         start(options, &environment, &pid_file)
     }
@@ -215,7 +222,12 @@ impl PidFile {
         else {
             return Recorded::Nothing { leftover: true };
         };
-        if is_server(pid) {
+        // A container that was killed starts again with the same few numbers: its own, or that of the
+        // process 1 that looks after it, is what the last server left.
+        let own = [Some(rustix::process::getpid()), rustix::process::getppid()];
+        if own.contains(&Some(pid)) {
+            Recorded::Nothing { leftover: true }
+        } else if is_server(pid) {
             Recorded::Server(pid)
         } else if proc(pid, "").exists() {
             Recorded::Stranger
@@ -225,7 +237,8 @@ impl PidFile {
     }
 
     fn write(&self, pid: u32) -> anyhow::Result<()> {
-        Ok(fs_err::write(&self.0, pid.to_string())?)
+        fs_err::write(&self.0, pid.to_string())
+            .context("the pid file cannot be written; `TMPDIR` names the folder that it lies in")
     }
 
     fn remove(&self) {

@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use anyhow::Context as _;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
 use crate::rest::Surface;
@@ -11,6 +12,27 @@ use crate::settings::{Address, Http};
 
 /// Connections that may wait to be taken.
 const BACKLOG: i32 = 1024;
+
+/// Of the files that may be open, those kept for everything but connections: a worker that is lost
+/// has to be replaced however many clients there are. Of a small limit it is half.
+const OTHER_FILES: u64 = 1024;
+
+/// Raises the limit on open files as far as this process may, and returns how many of them may be
+/// connections of clients. Those beyond wait to be taken.
+pub(crate) fn connection_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    // `None` is a limit that is none.
+    let files = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    let files = files.unwrap_or(u64::MAX);
+    usize::try_from(files - OTHER_FILES.min(files / 2)).unwrap_or(usize::MAX)
+}
 
 /// A bound socket and what it serves.
 pub(crate) struct Listener {

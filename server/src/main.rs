@@ -12,11 +12,13 @@
 //!
 //! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models;
 //! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
-//! [`telemetry`] logs and measures; [`work_dir`] holds what is unpacked.
+//! [`init`] does what process 1 of a container has to; [`telemetry`] logs and measures;
+//! [`work_dir`] holds what is unpacked.
 
 mod app;
 mod auth;
 mod cli;
+mod init;
 mod launch;
 mod listen;
 mod rest;

@@ -1,5 +1,6 @@
-//! How the server ends: told to by a signal, it takes no more connections, finishes what it has
-//! accepted, and leaves with 0. A second signal ends it at once.
+//! How the server ends: told to by a signal, it is not ready any more but serves on for a while if
+//! the settings say so, then takes no more connections, finishes what it has accepted, and leaves
+//! with 0. A second signal ends it at once.
 
 use std::time::{Duration, Instant};
 
@@ -38,29 +39,39 @@ impl Signals {
     }
 }
 
-/// Ends the server in order, within `limit`, or at once when another signal comes.
+/// How long the parts of an orderly end may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Serving on, for balancers that have yet to notice.
+    pub(crate) grace: Duration,
+    /// Finishing what was accepted.
+    pub(crate) drain: Duration,
+}
+
+/// Ends the server in order, within the limits, or at once when another signal comes.
 pub(crate) async fn shut_down(
     edge: &Edge,
     server: &ServerHandle,
-    limit: Duration,
+    limits: Limits,
     signals: &mut Signals,
 ) {
     let orderly = async {
-        let deadline = Instant::now() + limit;
         edge.traffic.stop();
+        tokio::time::sleep(limits.grace).await;
+        let deadline = Instant::now() + limits.drain;
         // Stops the accepting at once; the rest of the future waits for connections to end, and a
         // client may keep its own open for long.
         let closed = tokio::spawn(server.stop(true));
         let answered = edge.traffic.drained(deadline).await;
         let left = deadline.saturating_duration_since(Instant::now());
         let finished = edge.management.shut_down(left).await;
-        let _still_open = tokio::time::timeout(LAST_BYTES.min(limit), closed).await;
+        let _still_open = tokio::time::timeout(LAST_BYTES.min(limits.drain), closed).await;
         if answered && finished {
             tracing::info!("every accepted request was answered");
         } else {
             tracing::warn!(
                 "requests were still in work after {} s and were given up",
-                limit.as_secs()
+                limits.drain.as_secs()
             );
         }
     };

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from harness import ARCHIVER, PLUGIN, SERVER, Server
+from harness import ARCHIVER, PLUGIN, SERVER, SOAK, Server
 
-# No test may hang, whatever the server does.
+# No test may hang, whatever the server does; the marker `seconds` sets another limit.
 TEST_SECONDS = 120
 
 # Those that a test or module has now.
@@ -23,11 +23,14 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("seconds")
+    seconds = int(marker.args[0]) if marker else TEST_SECONDS * SOAK
+
     def give_up(*_: Any) -> None:
-        raise TimeoutError(f"{item.nodeid} took more than {TEST_SECONDS} s")
+        raise TimeoutError(f"{item.nodeid} took more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(TEST_SECONDS)
+    signal.alarm(seconds)
     try:
         return (yield)
     finally:

@@ -23,6 +23,9 @@ PLUGIN = TARGET / "libts_plugin.so"
 # How long anything may take before its test fails.
 LIMIT = 40.0
 
+# How many times longer than usual the tests for slow leaks are.
+SOAK = int(os.environ.get("SOAK") or 1)
+
 # Runs the code that a request brings: most tests need no handler of their own.
 SCRIPTED = """
 class Scripted:
@@ -65,6 +68,7 @@ def write_model(
     handler: str = "handler.py",
     config: str = "",
     version: str = "1.0",
+    runtime: str = "python",
     **entry: str,
 ) -> Path:
     """Puts an unpacked model into a store; one text is the source of `handler.py`."""
@@ -74,7 +78,7 @@ def write_model(
     if config:
         model["configFile"] = "model-config.yaml"
         files["model-config.yaml"] = config
-    manifest = {"runtime": "python", "model": model}
+    manifest = {"runtime": runtime, "model": model}
     write_files(folder, files | {"MAR-INF/MANIFEST.json": json.dumps(manifest)})
     return folder
 
@@ -86,12 +90,59 @@ def archive(export_path: Path, *flags: str | Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+def can_run(*command: str | Path) -> bool:
+    """Whether this machine lets the tests run a command, such as one that makes namespaces."""
+    try:
+        return (
+            subprocess.run([*command, "true"], capture_output=True, timeout=LIMIT).returncode == 0
+        )
+    except FileNotFoundError:
+        return False
+
+
 def is_running(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
     return not stat.rpartition(")")[2].lstrip().startswith("Z")
+
+
+def started_by(pid: int) -> list[int]:
+    """Children of any thread of a process, those that nobody has reaped too."""
+    pids = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            pids += [int(child) for child in children.read_text().split()]
+        except OSError:
+            continue  # the thread has ended
+    return pids
+
+
+def resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def processes_of(server: "Server") -> set[int]:
+    """Every process with its environment, whoever its parent is now, and what it has not reaped."""
+    mark = f"TMPDIR={server.env['TMPDIR']}".encode()
+    found = set(started_by(server.pid))
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue  # it ended, or is none of ours to look into
+    return found
 
 
 class Server:
@@ -104,8 +155,11 @@ class Server:
         args: Iterable[str | Path] = (),
         env: Mapping[str, str | Path] | None = None,
         inherit_env: bool = True,
+        prefix: Iterable[str | Path] = (),
     ) -> None:
         self.folder = folder
+        # A command that becomes the server once it has changed the server's surroundings.
+        self.prefix = list(prefix)
         self.store = folder / "store"
         # Where its own temporary files go; the pid file lies in `TMPDIR` whatever `TEMP` says.
         self.temp = Path((env or {}).get("TEMP") or folder / "tmp")
@@ -135,7 +189,7 @@ class Server:
         """The command line that starts it, in the foreground unless `--foreground` is taken out."""
         paths = ["--model-store", self.store, "--ts-config", self.config_file]
         allowed = ["--disable-token-auth", "--enable-model-api", "--ready-file", self.ready_file]
-        return [SERVER, "--start", "--ncs", *paths, *allowed, *self.args, *more]
+        return [*self.prefix, SERVER, "--start", "--ncs", *paths, *allowed, *self.args, *more]
 
     def start(self) -> "Server":
         """Starts it in the foreground and waits until it listens."""
@@ -231,6 +285,12 @@ class Server:
         answer = self.register(name, **asked)
         assert answer.status_code == 200, answer.text
 
+    def serve_echo(self, name: str, config: str = "", **asked: Any) -> None:
+        """Registers a model for the echo backend, which runs no Python."""
+        write_model(self.store, name, {}, config=config, runtime="echo")
+        answer = self.register(name, **asked)
+        assert answer.status_code == 200, answer.text
+
     def describe(self, model: str, **parameters: Any) -> dict[str, Any]:
         answer = self.manage("GET", f"/models/{model}", params=parameters)
         assert answer.status_code == 200, answer.text
@@ -263,9 +323,7 @@ class Server:
 
     def children(self) -> list[int]:
         """Processes that any of its threads has started and that still run."""
-        lists = Path(f"/proc/{self.pid}/task").glob("*/children")
-        pids = [int(pid) for children in lists for pid in children.read_text().split()]
-        return [pid for pid in pids if is_running(pid)]
+        return [pid for pid in started_by(self.pid) if is_running(pid)]
 
     def kill(self) -> None:
         """Ends it without a chance to clean up."""

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from harness import SCRIPTED, archive, write_files, write_model
+from harness import SCRIPTED, archive, at_once, write_files, write_model
 
 FUNCTION = """
 def handle(data, context):
@@ -304,6 +304,27 @@ class TopThree(ImageClassifier):
             assert list(answer.json()) == list(expected), "the most probable comes first"
     answer = server.predict("classifier", b"no image")
     assert (answer.status_code, answer.json()["message"]) == (503, "Prediction failed")
+
+    # A full batch answers each as if it were alone (bt_01).
+    answer = server.register(
+        "classifier.mar", model_name="eight", batch_size=8, max_batch_delay=20000
+    )
+    assert answer.status_code == 200, answer.text
+
+    def photo(red):
+        encoded = io.BytesIO()
+        Image.new("RGB", (32, 28), (red, 80, 90)).save(encoded, "PNG")
+        return encoded.getvalue()
+
+    photos = [photo(red) for red in range(0, 256, 32)]
+    together = at_once([lambda p=p: server.predict("eight", p) for p in photos])
+    for sent, answer in zip(photos, together, strict=True):
+        assert answer.status_code == 200, answer.text
+        alone = server.predict("classifier", sent)
+        assert answer.json() == pytest.approx(alone.json(), abs=1e-5)
+    assert len({answer.text for answer in together}) == 8
+    for model in ("classifier", "eight"):
+        server.manage("DELETE", f"/models/{model}")
 
 
 WARMED = """

@@ -58,9 +58,14 @@ impl Traffic {
         }
     }
 
-    /// From here on every response ends its connection.
+    /// From here on the server is not ready, and every response ends its connection.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Whether the server has been told to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Waits until no request is in work, at most until the deadline. Returns whether none is.
@@ -146,7 +151,7 @@ impl Passage<'_> {
                 headers.insert(name.clone(), value.clone());
             }
         }
-        if status.as_u16() >= 400 || self.traffic.stopping.load(Ordering::Acquire) {
+        if status.as_u16() >= 400 || self.traffic.is_stopping() {
             response
                 .head_mut()
                 .set_connection_type(ConnectionType::Close);

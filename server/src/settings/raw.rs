@@ -215,6 +215,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("async_logging", Kind::Flag, "false", "Write logs on a thread of their own.").environment().without_effect("logs are always written on a thread of their own"),
     key("cpp_log_config", Kind::Path, "", "Logging of the C++ backend.").environment().without_effect("there is no C++ backend"),
     // Starting and stopping
+    key("shutdown_grace", seconds(0), "0", "How long the server goes on serving once it is told to stop, with `/ping` unhealthy, so that balancers look elsewhere first.").environment().ours(),
     key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
     key("enable_envvars_config", Kind::Flag, "false", "Let environment variables replace keys."),
     key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),

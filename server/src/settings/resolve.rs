@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) log_filter: String,
     /// How long requests in work may take to finish when the server stops.
     pub(crate) drain_timeout: Duration,
+    /// How long it goes on serving before that.
+    pub(crate) shutdown_grace: Duration,
     /// Any URL may be fetched, since nobody said otherwise.
     pub(crate) any_url_allowed: bool,
     allowed_urls: RegexSet,
@@ -364,6 +366,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
             .map_err(|error| format!("`{text}`: {error}"))
     });
     let drain_timeout = reader.seconds("drain_timeout");
+    let shutdown_grace = reader.seconds("shutdown_grace");
     Some(Settings {
         http: http?,
         model_store: model_store?,
@@ -374,6 +377,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         host_metrics_every: host_metrics.then_some(interval),
         log_filter,
         drain_timeout,
+        shutdown_grace,
         any_url_allowed,
         allowed_urls,
         unpack_limits,

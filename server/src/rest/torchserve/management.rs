@@ -299,7 +299,7 @@ pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError>
     }
     let name = ModelName::new(model)?;
     let described = edge.management.describe(&name, &Which::Default)?;
-    let ready = described.iter().any(|version| version.ready);
+    let ready = !edge.traffic.is_stopping() && described.iter().any(|version| version.ready);
     Ok(respond::json(StatusCode::OK, &Readiness { name, ready }))
 }
 
