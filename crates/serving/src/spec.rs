@@ -299,6 +299,8 @@ mod tests {
                 executable: "/nowhere".into(),
                 python: None,
                 home: None,
+                zygote: false,
+                preload_modules: Vec::new(),
                 cores: 4,
                 service_envelope: None,
                 decode_input_request: true,

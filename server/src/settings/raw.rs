@@ -180,6 +180,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("install_py_dep_per_model", Kind::Flag, "false", "Install the packages that an archive asks for.").environment().without_effect("packages of an archive are not installed yet"),
     key("worker_isolation", Kind::Choice(&["process", "thread"]), "", "`process`: a host process for each worker; `thread`: the workers of a model version share one. Unset, the kind of model decides.").environment().ours(),
     key("python", Kind::Path, "", "Python interpreter of the handlers; unset, one is looked for in the environment."),
+    key("zygote", Kind::Flag, "true", "Fork the hosts of Python models from one process that has imported what they need, instead of starting each anew.").environment().ours(),
+    key("preload_modules", Kind::Text, "torch,torchvision,numpy,PIL.Image", "Modules that the zygote imports when a model is started whose sources name them. They must not start threads when they are imported. Empty: none.").environment().ours(),
     key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
     key("max_download_size", bytes(1), "68719476736", "Bytes that a downloaded archive may have.").environment().ours(),
     key("max_unpacked_size", bytes(1), "68719476736", "Bytes that an archive may unpack to.").environment().ours(),

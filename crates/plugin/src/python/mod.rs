@@ -4,9 +4,11 @@ mod bridge;
 mod convert;
 mod interpreter;
 mod raised;
+mod zygote;
 
 pub(crate) use bridge::Session;
 pub(crate) use interpreter::start;
+pub(crate) use zygote::ZYGOTE;
 
 /// Writes a line to the model's log, which is this process's standard error.
 #[expect(

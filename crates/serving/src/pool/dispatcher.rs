@@ -22,7 +22,8 @@ use ts_wire::{Channel, Incoming, WireError};
 
 use crate::error::{ServingError, StartFailure};
 use crate::job::Job;
-use crate::pool::hosts::{Host, HostLease, HostStartError};
+use crate::pool::hosts::{Host, HostLease, HostStartError, NewHost, thread_variables};
+use crate::pool::imports;
 use crate::pool::logs::ModelLog;
 use crate::pool::restart::{Failures, Restart};
 use crate::pool::{Phase, PoolSpec, SlotStatus};
@@ -405,20 +406,41 @@ impl Dispatcher {
         } else {
             None
         };
+        let surroundings = &self.spec.surroundings;
+        let forked = python.as_ref().and_then(|places| {
+            let load = &self.spec.load;
+            let candidates = &surroundings.hosts.preload_modules;
+            let modules = imports::named_in(&load.model_dir, &load.handler, candidates);
+            surroundings
+                .zygote
+                .fork(places, &modules, threads, deadline)
+        });
+        if let Some(forked) = forked {
+            let host = self.watch(forked)?;
+            match host.come_up(deadline) {
+                Ok(()) => return Ok(host),
+                Err(error) if self.control.stopping() => return Err(error),
+                Err(error) => surroundings.zygote.distrust(&error),
+            }
+        }
+        let host = self.watch(NewHost::exec(
+            &surroundings.hosts,
+            &surroundings.children,
+            &thread_variables(threads),
+        )?)?;
+        host.set_up(python.as_ref(), deadline)?;
+        Ok(host)
+    }
+
+    fn watch(&self, host: NewHost) -> Result<Arc<HostLease>, HostStartError> {
         let spec = Arc::downgrade(&self.spec);
-        let host = Host::spawn(
-            &self.spec.surroundings.hosts,
-            threads,
-            ModelLog { name: self.name() },
-            move || {
-                if let Some(spec) = spec.upgrade() {
-                    spec.queue.wake_all();
-                }
-            },
-        )?;
+        let host = host.watch(ModelLog { name: self.name() }, move || {
+            if let Some(spec) = spec.upgrade() {
+                spec.queue.wake_all();
+            }
+        })?;
         let host = Arc::new(HostLease::new(host));
         self.control.set_host(Some(host.process()));
-        host.set_up(python.as_ref(), deadline)?;
         Ok(host)
     }
 

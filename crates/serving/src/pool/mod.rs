@@ -4,11 +4,14 @@
 //! host, hands it batches from the queue, and starts it again when it is lost. The pool itself
 //! only adds slots, stops slots and reads what they publish.
 
+mod children;
 mod dispatcher;
 mod hosts;
+mod imports;
 mod logs;
 pub(crate) mod python;
 mod restart;
+mod zygote;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -26,9 +29,11 @@ use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
+use crate::pool::children::Children;
 use crate::pool::dispatcher::{Dispatcher, SlotControl};
 use crate::pool::hosts::HostLease;
 use crate::pool::python::PythonError;
+use crate::pool::zygote::Zygote;
 use crate::queue::Queue;
 use crate::spec::ResolvedModel;
 use crate::warmup::WarmUp;
@@ -42,11 +47,17 @@ pub(crate) struct Surroundings {
     pub(crate) handler_metrics: HandlerMetrics,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
+    children: Arc<Children>,
+    zygote: Arc<Zygote>,
 }
 
 impl Surroundings {
+    /// To be called inside the runtime.
     pub(crate) fn new(hosts: HostConfig) -> Self {
+        let children = Children::start();
         Self {
+            zygote: Zygote::new(&hosts, &children),
+            children,
             hosts,
             handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
@@ -56,7 +67,7 @@ impl Surroundings {
 
     /// Where Python lives; looked for at the first call.
     fn python(&self) -> Result<PythonPlaces, PythonError> {
-        let find = || python::find(&self.hosts);
+        let find = || python::find(&self.hosts, &self.children);
         let mut known = self.python.lock();
         match &*known {
             Some(Ok(places)) => Ok(places.clone()),
