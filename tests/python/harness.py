@@ -94,6 +94,13 @@ def is_running(pid: int) -> bool:
     return not stat.rpartition(")")[2].lstrip().startswith("Z")
 
 
+def process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 class Server:
     """A server with a store of its own, free ports, no tokens and the model API on."""
 
@@ -266,6 +273,14 @@ class Server:
         lists = Path(f"/proc/{self.pid}/task").glob("*/children")
         pids = [int(pid) for children in lists for pid in children.read_text().split()]
         return [pid for pid in pids if is_running(pid)]
+
+    def zygotes(self) -> list[int]:
+        """The process that hosts are forked from, if there is one."""
+        return [pid for pid in self.children() if process_name(pid) == "ts-zygote"]
+
+    def hosts(self) -> list[int]:
+        """Processes that models live in."""
+        return [pid for pid in self.children() if process_name(pid) == "ts-host"]
 
     def kill(self) -> None:
         """Ends it without a chance to clean up."""

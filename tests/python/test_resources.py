@@ -70,7 +70,7 @@ def test_registering_and_removing_leaves_nothing_rs_10_rs_11(start):
     for _ in range(2):
         cycle()
     assert server.work_folders() == []
-    wait_until("the hosts have ended", lambda: server.children() == [], 5)
+    wait_until("the hosts have ended", lambda: server.hosts() == [], 5)
     wait_until("descriptors are given back", lambda: descriptors(server.pid) <= files, 5)
     wait_until(
         "threads have ended", lambda: len(os.listdir(f"/proc/{server.pid}/task")) <= threads, 5
@@ -84,7 +84,7 @@ def test_what_a_killed_server_left_goes_at_the_next_start_rs_11_rs_12(start):
     for one in (server, other):
         one.serve("m", {"handler.py": SCRIPTED})
         one.serve("packed", SCRIPTED)
-    hosts = server.children()
+    hosts = server.hosts()
     assert len(hosts) == 2
     left = set(server.temp.iterdir())
     segments = set(Path("/dev/shm").iterdir())

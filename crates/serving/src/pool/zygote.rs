@@ -9,6 +9,7 @@
 //! Nobody depends on it. Where it is missing, slow or lost, a host is executed; hosts that it has
 //! forked are children of the server and do not notice its end.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,6 @@ use rustix::process::Pid;
 use ts_types::with_causes;
 use ts_wire::frame::{ForkedSetup, PythonPlaces, ZygoteReply, ZygoteRequest};
 use ts_wire::{Channel, WireError};
-
-use std::os::fd::AsFd;
 
 use crate::config::HostConfig;
 use crate::pool::children::Children;
@@ -120,8 +119,13 @@ impl Zygote {
         threads: u32,
         deadline: Option<Instant>,
     ) -> Option<NewHost> {
-        let process = self.take(places, modules, deadline)?;
-        let forked = self.fork_from(&process, threads);
+        // What is left then has to do for executing a host.
+        let half = deadline.map(|deadline| {
+            let now = Instant::now();
+            now + deadline.saturating_duration_since(now) / 2
+        });
+        let process = self.take(places, modules, half)?;
+        let forked = self.fork_from(&process, threads, half);
         let mut state = self.state.lock();
         let forked = match forked {
             Ok(host) => {
@@ -152,13 +156,8 @@ impl Zygote {
         self: &Arc<Self>,
         places: &PythonPlaces,
         modules: &[String],
-        deadline: Option<Instant>,
+        until: Option<Instant>,
     ) -> Option<Process> {
-        // What is left then has to do for executing a host.
-        let half = deadline.map(|deadline| {
-            let now = Instant::now();
-            now + deadline.saturating_duration_since(now) / 2
-        });
         let mut state = self.state.lock();
         loop {
             match &mut state.phase {
@@ -166,7 +165,7 @@ impl Zygote {
                 // It needs none of this, and takes less time on its own.
                 Phase::Taken { importing: true } if modules.is_empty() => return None,
                 Phase::Taken { .. } => {
-                    if self.wait(&mut state, half) {
+                    if self.wait(&mut state, until) {
                         return None;
                     }
                 }
@@ -272,7 +271,12 @@ impl Zygote {
         })
     }
 
-    fn fork_from(&self, process: &Process, threads: u32) -> Result<NewHost, ZygoteError> {
+    fn fork_from(
+        &self,
+        process: &Process,
+        threads: u32,
+        until: Option<Instant>,
+    ) -> Result<NewHost, ZygoteError> {
         let (near, far) = Channel::pair()?;
         let mut control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from);
@@ -286,7 +290,8 @@ impl Zygote {
         };
         control.send(&begin, None)?;
         let adoption = self.children.adoption();
-        let deadline = Instant::now() + FORKS_WITHIN;
+        let limit = Instant::now() + FORKS_WITHIN;
+        let deadline = until.map_or(limit, |until| until.min(limit));
         let reply = process
             .host
             .ask(&ZygoteRequest::Fork, Some(far.as_fd()), Some(deadline))?;
