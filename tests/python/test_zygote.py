@@ -3,11 +3,21 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from harness import SCRIPTED, at_once, is_running, process_name, wait_until, write_model
+from harness import (
+    LIMIT,
+    SCRIPTED,
+    Server,
+    at_once,
+    is_running,
+    process_name,
+    wait_until,
+    write_model,
+)
 
 # Names torch, so that the zygote imports it.
 WITH_TORCH = "import torch\n" + SCRIPTED
@@ -320,3 +330,46 @@ def test_a_model_without_python_starts_none(start):
     assert server.register("m", runtime="echo").status_code == 200
     assert server.predict("m", b"x").content == b"x"
     assert server.zygotes() == []
+
+
+# Process 1 of a container gets every orphan there is.
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+may_unshare = subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True).returncode == 0
+
+
+class Container(Server):
+    """A server that is process 1; what runs out here is the program that has made it so."""
+
+    def command(self, *more):
+        return [*IN_A_CONTAINER, *super().command(*more)]
+
+    def stop(self):
+        if self.process.poll() is None:
+            for pid in self.children():
+                os.kill(pid, signal.SIGTERM)
+            assert self.process.wait(LIMIT) == 0, self.output
+
+
+ZOMBIES = """
+import glob
+stats = [open(path).read().rpartition(")")[2].split() for path in glob.glob("/proc/[0-9]*/stat")]
+result = [str([stat for stat in stats if stat[0] == "Z"])]
+"""
+
+
+@pytest.mark.skipif(not may_unshare, reason="takes the right to make a namespace of processes")
+def test_it_works_as_process_1_wk_04(start, monkeypatch):
+    monkeypatch.setattr("conftest.Server", Container)
+    server = start()
+    server.serve("scripted", SCRIPTED, initial_workers=2)
+    code = (
+        "import json, os, subprocess\n"
+        "subprocess.run(['setsid', '-f', 'sh', '-c', 'sleep 0.1; echo orphan ends'])\n"
+        "result = [json.dumps(os.getppid())]"
+    )
+    assert server.run(code).json() == 1
+    server.wait_for_output("orphan ends")
+    for _ in range(3):
+        assert server.run("import os; os.kill(os.getpid(), 9)").status_code == 507
+    server.wait_for_workers("scripted")
+    wait_until("no zombie is left", lambda: server.run(ZOMBIES).text == "[]", 5)
