@@ -69,6 +69,10 @@ pub struct ModelConfig {
     pub use_venv: Option<bool>,
     /// `workerIsolation`: `process` or `thread`. Ours, not TorchServe's.
     pub worker_isolation: Option<Isolation>,
+    /// `memoryLimitMb`: memory of each host process, at least 1. Ours, not TorchServe's.
+    pub memory_limit_mb: Option<u32>,
+    /// `cpuLimit`: cores' worth of processor time of each host process. Ours, not TorchServe's.
+    pub cpu_limit: Option<f64>,
     /// `nativeHandlers`: whether default handlers may run without Python. Ours, not TorchServe's.
     pub native_handlers: Option<bool>,
     /// Every other key, for the handler.
@@ -202,6 +206,8 @@ impl ModelConfig {
             "asyncCommunication" => self.async_communication = Some(boolean(&value)?),
             "useVenv" => self.use_venv = Some(boolean(&value)?),
             "workerIsolation" => self.worker_isolation = Some(named(&value)?),
+            "memoryLimitMb" => self.memory_limit_mb = Some(integer(&value, 1)?),
+            "cpuLimit" => self.cpu_limit = Some(cores(&value)?),
             "nativeHandlers" => self.native_handlers = Some(boolean(&value)?),
             _ => drop(self.other.insert(key.to_owned(), value)),
         }
@@ -287,6 +293,20 @@ fn integer(value: &Value, least: u32) -> Result<u32, String> {
         .and_then(|number| u32::try_from(number).ok())
         .filter(|number| (least..=MOST).contains(number))
         .ok_or_else(|| format!("is {value}, outside of {least} to {MOST}; it is ignored"))
+}
+
+/// A number of cores, down to a hundredth: less is no share that a system gives.
+fn cores(value: &Value) -> Result<f64, String> {
+    let number = value
+        .as_f64()
+        .ok_or_else(|| wrong_type("a number", value))?;
+    if (0.01..=100_000.0).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!(
+            "is {value}, outside of 0.01 to 100000; it is ignored"
+        ))
+    }
 }
 
 fn integers(value: &Value) -> Result<Vec<u32>, String> {

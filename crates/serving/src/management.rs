@@ -120,6 +120,8 @@ pub struct Description {
     pub isolation: Isolation,
     /// The numbers in force.
     pub limits: ModelLimits,
+    /// What enforces those on its hosts, if there are any.
+    pub host_limits_by: Option<&'static str>,
     /// Kind of device asked for.
     pub device_type: Option<DeviceType>,
     /// Devices asked for.
@@ -605,6 +607,7 @@ async fn finish_resizing(
 fn describe(version: &ModelVersion, default: &Version) -> Description {
     let spec = version.pool.spec();
     let (pending_requests, remaining_capacity) = spec.queue.occupancy();
+    let limits = spec.limits.read().clone();
     Description {
         model: version.name.clone(),
         version: version.version.clone(),
@@ -612,7 +615,8 @@ fn describe(version: &ModelVersion, default: &Version) -> Description {
         runtime: version.runtime,
         handler: spec.load.handler.clone(),
         isolation: spec.isolation,
-        limits: spec.limits.read().clone(),
+        host_limits_by: (!limits.hosts.is_unlimited()).then(|| spec.surroundings.means_of_limits()),
+        limits,
         device_type: version.device_type,
         device_ids: version.device_ids.clone(),
         loaded_at_startup: version.loaded_at_startup,

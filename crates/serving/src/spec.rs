@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ts_archive::{Artifact, ModelConfig};
-use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Version};
+use ts_types::{DeviceType, HostLimits, Isolation, ModelLimits, ModelName, Runtime, Version};
 use ts_wire::frame::{BackendKind, EchoBehaviour, LoadModel};
 
 use crate::config::ServingConfig;
@@ -203,6 +203,10 @@ fn limits(
             .unwrap_or(defaults.job_queue_size),
         max_retry_timeout: seconds(yaml.max_retry_timeout_in_sec).unwrap_or(DEFAULT_RETRY_WINDOW),
         client_timeout: millis(yaml.client_timeout_in_mills).filter(|limit| !limit.is_zero()),
+        hosts: HostLimits {
+            memory_bytes: yaml.memory_limit_mb.map(|mib| u64::from(mib) << 20),
+            cpu_millis: yaml.cpu_limit.map(|cores| (cores * 1000.0).round() as u32),
+        },
     }
 }
 

@@ -11,4 +11,4 @@ pub use class::{Classify, ErrorClass, Invalid, Subject, with_causes};
 pub use id::{IdError, ModelName, RequestId, Version};
 pub use reply::Reply;
 pub use request::{Headers, InferRequest, Part, RequestKind};
-pub use spec::{DeviceType, Isolation, ModelLimits, Runtime, UnknownName};
+pub use spec::{DeviceType, HostLimits, Isolation, ModelLimits, Runtime, UnknownName};

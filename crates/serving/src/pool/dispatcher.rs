@@ -274,11 +274,17 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let (limit, workers) = {
+        let (limit, workers, cores) = {
             let limits = self.spec.limits.read();
-            (limits.startup_timeout, limits.min_workers)
+            (
+                limits.startup_timeout,
+                limits.min_workers,
+                limits.hosts.cores(),
+            )
         };
         let threads = intra_op_threads(self.spec.surroundings.hosts.cores, workers);
+        // More would wait for one another in the cores that its host is limited to.
+        let threads = cores.map_or(threads, |cores| threads.min(intra_op_threads(cores, 1)));
         let (host, deadline) = self.host(threads, limit)?;
         self.publish
             .send_modify(|status| status.pid = Some(host.pid()));
@@ -433,6 +439,8 @@ impl Dispatcher {
     }
 
     fn watch(&self, host: NewHost) -> Result<Arc<HostLease>, HostStartError> {
+        let limits = self.spec.limits.read().hosts;
+        let host = host.confine(&self.spec.surroundings.confinement, limits)?;
         let spec = Arc::downgrade(&self.spec);
         let host = host.watch(ModelLog { name: self.name() }, move || {
             if let Some(spec) = spec.upgrade() {
@@ -496,6 +504,7 @@ impl Dispatcher {
             match read {
                 Ok((replies, events)) => {
                     *unsuccessful = 0;
+                    let over_memory = self.over_memory(&replies);
                     answer(jobs, replies, handed_over);
                     self.spec
                         .surroundings
@@ -503,6 +512,9 @@ impl Dispatcher {
                         .record(&self.spec.model, &events);
                     let overhead = handed_over.elapsed().saturating_sub(backend_time);
                     self.spec.metrics.batch_done(overhead);
+                    if let Some(failure) = over_memory {
+                        return End::Lost(failure);
+                    }
                 }
                 Err(error) => {
                     *unsuccessful += 1;
@@ -520,6 +532,18 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    /// A worker that was refused memory under its model's limit is replaced: what it still holds
+    /// would be missing to every batch that follows.
+    fn over_memory(&self, replies: &Replies) -> Option<StartFailure> {
+        let bytes = self.spec.limits.read().hosts.memory_bytes?;
+        let refused = |reply: &Result<Reply, RunFailure>| *reply == Err(RunFailure::OutOfMemory);
+        replies.iter().any(refused).then(|| StartFailure {
+            text: format!("out of memory under its limit of {} MiB", bytes >> 20),
+            out_of_memory: true,
+            permanent: false,
+        })
     }
 
     /// Explains the loss of a worker, and makes sure that what is lost is also gone.

@@ -17,11 +17,13 @@ use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ts_types::HostLimits;
 use ts_wire::frame::{ControlRequest, HostReply, HostSetup, PythonPlaces};
 use ts_wire::{Channel, HangUp, WireError};
 
 use crate::config::HostConfig;
 use crate::pool::children::{Children, OwnChild};
+use crate::pool::limits::{Confined, Confinement};
 use crate::pool::logs::ModelLog;
 
 /// Control messages carry paths and texts, never bodies.
@@ -41,6 +43,8 @@ const KEEP_MEMORY: [(&str, &str); 2] = [
 pub(crate) enum HostStartError {
     #[error("a model host could not be started")]
     Spawn(#[from] io::Error),
+    #[error("the limits of a model host (`memoryLimitMb`, `cpuLimit`) cannot be enforced")]
+    Limits(#[source] io::Error),
     #[error("a new model host does not answer")]
     Wire(#[from] WireError),
     #[error("{0}")]
@@ -52,18 +56,40 @@ pub(crate) enum HostStartError {
 pub(crate) struct HostExit {
     status: ExitStatus,
     ordered: bool,
+    limit: Option<MemoryLimit>,
+}
+
+/// What a limit on its memory has to do with a host's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MemoryLimit {
+    bytes: u64,
+    /// The kernel has ended it for being over.
+    exceeded: bool,
+    /// What is over is refused, and native code that is refused memory aborts.
+    refuses: bool,
 }
 
 impl HostExit {
     /// Killed from outside by the one signal that the kernel uses when memory runs out, or by a
     /// parent that says so with 137 (*torchserve-contract* 4.6).
     pub(crate) fn out_of_memory(self) -> bool {
-        !self.ordered && (self.status.signal() == Some(9) || self.status.code() == Some(137))
+        let refused = self.limit.is_some_and(|limit| limit.refuses);
+        match (self.status.signal(), self.status.code()) {
+            _ if self.ordered => false,
+            (Some(6), _) => refused,
+            (signal, code) => signal == Some(9) || code == Some(137),
+        }
     }
 
     /// One line for the log and the model's last failure.
     pub(crate) fn describe(self) -> String {
         match (self.status.signal(), self.status.code()) {
+            (Some(signal), _)
+                if !self.ordered && self.limit.is_some_and(|of| of.explains(signal)) =>
+            {
+                let mib = self.limit.map_or(0, |limit| limit.bytes >> 20);
+                format!("killed by signal {signal}: out of memory under its limit of {mib} MiB")
+            }
             (Some(9), _) if !self.ordered => {
                 "killed by signal 9; the usual cause is that memory ran out".to_owned()
             }
@@ -74,12 +100,19 @@ impl HostExit {
     }
 }
 
+impl MemoryLimit {
+    fn explains(self, signal: i32) -> bool {
+        self.exceeded && signal == 9 || self.refuses && signal == 6
+    }
+}
+
 /// A host process that nobody watches yet.
 pub(crate) struct NewHost {
     pub(crate) child: OwnChild,
     pub(crate) control: Channel,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
+    pub(crate) confined: Confined,
 }
 
 impl NewHost {
@@ -96,7 +129,26 @@ impl NewHost {
             control: Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES),
             stdout: child.stdout.take().map(OwnedFd::from),
             stderr: child.stderr.take().map(OwnedFd::from),
+            confined: Confined::default(),
         })
+    }
+
+    /// Limits what it may use.
+    pub(crate) fn confine(
+        mut self,
+        confinement: &Arc<Confinement>,
+        limits: HostLimits,
+    ) -> Result<Self, HostStartError> {
+        match confinement.confine(self.child.pid(), limits) {
+            Ok(confined) => {
+                self.confined = confined;
+                Ok(self)
+            }
+            Err(error) => {
+                self.child.discard();
+                Err(HostStartError::Limits(error))
+            }
+        }
     }
 
     /// Watches it from now on. `on_exit` is called once, from the host's own thread, after the
@@ -111,6 +163,7 @@ impl NewHost {
             control,
             stdout,
             stderr,
+            confined,
         } = self;
         let pid = child.pid();
         let pidfd = match child.pidfd() {
@@ -133,7 +186,7 @@ impl NewHost {
             .name(format!("host-{}", pid.as_raw_nonzero()))
             .spawn(move || {
                 log.copy(stdout, stderr, pidfd.as_fd());
-                watched.reap(child);
+                watched.reap(child, &confined);
                 on_exit();
             })
             .inspect_err(|_| {
@@ -157,18 +210,27 @@ pub(crate) struct Host {
 
 impl Host {
     /// Waits for the end of the process and makes it known.
-    fn reap(&self, child: OwnChild) {
+    fn reap(&self, child: OwnChild, confined: &Confined) {
         child.wait();
         // Whatever it started and left behind goes too, while the number of the group is still
         // taken by the process that waits to be reaped.
         let _nothing_left = rustix::process::kill_process_group(self.pid, Signal::KILL);
         let ordered = self.ordered_to_end.load(Ordering::SeqCst);
+        let limit = confined.limits().memory_bytes.map(|bytes| MemoryLimit {
+            bytes,
+            exceeded: confined.was_over_memory(),
+            refuses: confined.refuses_memory(),
+        });
         let mut exit = self.exit.lock();
         let status = child.reap().unwrap_or_else(|error| {
             tracing::error!(%error, pid = self.pid(), "reaping a host failed");
             ExitStatus::default()
         });
-        *exit = Some(HostExit { status, ordered });
+        *exit = Some(HostExit {
+            status,
+            ordered,
+            limit,
+        });
         drop(exit);
         self.exited.notify_all();
         for channel in self.hang_ups.lock().iter() {

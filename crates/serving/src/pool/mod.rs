@@ -8,6 +8,7 @@ mod children;
 mod dispatcher;
 mod hosts;
 mod imports;
+mod limits;
 mod logs;
 pub(crate) mod python;
 mod restart;
@@ -32,6 +33,7 @@ use crate::metrics::ModelMetrics;
 use crate::pool::children::Children;
 use crate::pool::dispatcher::{Dispatcher, SlotControl};
 use crate::pool::hosts::HostLease;
+use crate::pool::limits::Confinement;
 use crate::pool::python::PythonError;
 use crate::pool::zygote::Zygote;
 use crate::queue::Queue;
@@ -49,6 +51,7 @@ pub(crate) struct Surroundings {
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
     children: Arc<Children>,
     zygote: Arc<Zygote>,
+    confinement: Arc<Confinement>,
 }
 
 impl Surroundings {
@@ -58,11 +61,17 @@ impl Surroundings {
         Self {
             zygote: Zygote::new(&hosts, &children),
             children,
+            confinement: Arc::default(),
             hosts,
             handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),
         }
+    }
+
+    /// What enforces a model's limits on its hosts.
+    pub(crate) fn means_of_limits(&self) -> &'static str {
+        self.confinement.means()
     }
 
     /// Where Python lives; looked for at the first call.

@@ -26,6 +26,7 @@ use crate::pool::hosts::{
     HostExit, HostLease, HostStartError, MAX_CONTROL_PAYLOAD_BYTES, NewHost, is_hidden,
     thread_variables,
 };
+use crate::pool::limits::Confined;
 use crate::pool::logs::ModelLog;
 
 /// How long the zygote may take to start; it takes 0.3 s.
@@ -306,6 +307,7 @@ impl Zygote {
             control,
             stdout: Some(stdout),
             stderr: Some(stderr),
+            confined: Confined::default(),
         })
     }
 

@@ -402,6 +402,12 @@ struct Described {
     max_sequence_job_queue_size: usize,
     loaded_at_startup: bool,
     worker_isolation: Isolation,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_limit_mb: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_limit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits_enforced_by: Option<&'static str>,
     workers: Vec<DescribedWorker>,
     job_queue_status: QueueStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -463,6 +469,12 @@ impl Described {
             max_sequence_job_queue_size: 0,
             loaded_at_startup: version.loaded_at_startup,
             worker_isolation: version.isolation,
+            memory_limit_mb: limits.hosts.memory_bytes.map(|bytes| bytes >> 20),
+            cpu_limit: limits
+                .hosts
+                .cpu_millis
+                .map(|millis| f64::from(millis) / 1000.0),
+            limits_enforced_by: version.host_limits_by,
             workers: version.workers.iter().map(DescribedWorker::of).collect(),
             job_queue_status: QueueStatus {
                 remaining_capacity: version.remaining_capacity,
