@@ -35,6 +35,10 @@ def stat(pid):
     return state, int(parent), int(group)
 
 
+def resident(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def scale(server, model, workers):
     answer = server.manage(
         "PUT",
@@ -265,12 +269,15 @@ def test_thirty_killed_workers_leave_nothing_wk_04_rs_14(start):
     kill_all()
     processes = server.pid, zygote(server)
     before = [descriptors(pid) for pid in processes]
+    memory = [resident(pid) for pid in processes]
     for _ in range(5):
         kill_all()
     wait_until(
         "descriptors are given back", lambda: [descriptors(pid) for pid in processes] <= before, 5
     )
     assert zygote(server) == processes[1], "it forked all of them"
+    grown = [resident(pid) - old for pid, old in zip(processes, memory, strict=True)]
+    assert max(grown) < 4 << 20, "memory grows with each host"
     states = [stat(pid)[0] for pid in {zygote(server), *server.worker_pids("scripted")}]
     assert "Z" not in states
     assert len(server.children()) == 7
@@ -286,6 +293,24 @@ def test_only_what_models_name_is_imported(start):
     # A model that does not name it gets it along, and does no worse for it.
     server.serve("other", SCRIPTED)
     assert server.run(loaded, "other").json() == [True]
+
+
+@pytest.mark.parametrize("zygote_has_it", [True, False])
+def test_a_module_of_the_model_comes_before_one_imported_ahead(start, zygote_has_it):
+    server = start()
+    if zygote_has_it:
+        # With torch come `timeit` and `torchgen`, among many others.
+        server.serve("first", WITH_TORCH)
+    files = {
+        "handler.py": SCRIPTED,
+        "timeit.py": "WHO = 'the model'\n",
+        "torchgen/__init__.py": "WHO = 'the model, too'\n",
+    }
+    server.serve("m", files)
+    code = "import json, timeit, torchgen; result = [json.dumps([timeit.WHO, torchgen.WHO])]"
+    assert server.run(code, "m").json() == ["the model", "the model, too"]
+    told = "the zygote has imported another" in server.output
+    assert told == zygote_has_it
 
 
 THREADED = """

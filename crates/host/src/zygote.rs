@@ -22,6 +22,8 @@ pub struct Interpreter {
     /// Imports modules and names those that are installed and failed. Fails when one has started a
     /// thread.
     pub preload: fn(&[String]) -> Result<Vec<String>, String>,
+    /// Of these modules, one that was imported ahead.
+    pub conflict: fn(&[String]) -> Result<Option<String>, String>,
     /// Forks a process whose parent is the server.
     pub fork: fn() -> Result<Fork, String>,
     /// Makes a fresh copy what a host of its own making would be: its variables, its threads.
@@ -66,19 +68,36 @@ pub fn serve_zygote(
             (ZygoteRequest::Preload { modules }, _) => {
                 (interpreter.preload)(&modules).map(|failed| ZygoteReply::Preloaded { failed })
             }
-            (ZygoteRequest::Fork, Some(socket)) => match (interpreter.fork)() {
-                // The channel to the zygote closes here as it is dropped.
-                Ok(Fork::Host) => return Ok(ZygoteEnd::Host(socket)),
-                Ok(Fork::Zygote(pid)) => Ok(ZygoteReply::Forked { pid }),
-                Err(message) => Err(message),
-            },
-            (ZygoteRequest::Fork, None) => {
+            (ZygoteRequest::Fork { own_modules }, Some(socket)) => {
+                match fork(interpreter, &own_modules) {
+                    // The channel to the zygote closes here as it is dropped.
+                    Ok(Forked::Host) => return Ok(ZygoteEnd::Host(socket)),
+                    Ok(Forked::Answer(reply)) => Ok(reply),
+                    Err(message) => Err(message),
+                }
+            }
+            (ZygoteRequest::Fork { .. }, None) => {
                 return Err(WireError::Malformed("a host without its socket").into());
             }
         };
         let reply = reply.unwrap_or_else(|message| ZygoteReply::Refused { message });
         control.send(&reply, None)?;
     }
+}
+
+enum Forked {
+    Host,
+    Answer(ZygoteReply),
+}
+
+fn fork(interpreter: &Interpreter, own_modules: &[String]) -> Result<Forked, String> {
+    if let Some(module) = (interpreter.conflict)(own_modules)? {
+        return Ok(Forked::Answer(ZygoteReply::Declined { module }));
+    }
+    Ok(match (interpreter.fork)()? {
+        Fork::Host => Forked::Host,
+        Fork::Zygote(pid) => Forked::Answer(ZygoteReply::Forked { pid }),
+    })
 }
 
 /// Makes a fresh copy of the zygote a host of its own. [`crate::serve`] comes next.

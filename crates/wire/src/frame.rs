@@ -73,7 +73,10 @@ pub enum ZygoteRequest {
         modules: Vec<String>,
     },
     /// Fork a host, whose control socket comes with this message.
-    Fork,
+    Fork {
+        /// Modules that the model brings itself. The zygote's may not take their place.
+        own_modules: Vec<String>,
+    },
 }
 
 /// Zygote to server.
@@ -88,6 +91,11 @@ pub enum ZygoteReply {
     Forked {
         /// Its process.
         pid: u32,
+    },
+    /// A module that it has imported would take the place of the model's own.
+    Declined {
+        /// The module.
+        module: String,
     },
     /// It cannot be forked from: a module has started threads, or the system refused.
     Refused {

@@ -4,7 +4,6 @@ Called by name by the server's plugin, on the main thread of a process without o
 has the forking thread only, and what another one held locked stays locked in it for ever.
 """
 
-import ctypes
 import gc
 import importlib
 import os
@@ -18,6 +17,9 @@ _SET_BLAS_THREADS = (
     "openblas_set_num_threads64_",
     "openblas_set_num_threads",
 )
+
+# What every host has imported by the time that it loads a model.
+_OF_EVERY_HOST = frozenset(sys.modules)
 
 
 def preload(modules: Iterable[str]) -> list[str]:
@@ -41,6 +43,15 @@ def preload(modules: Iterable[str]) -> list[str]:
     gc.collect()
     gc.freeze()
     return failed
+
+
+def conflict(modules: Iterable[str]) -> str | None:
+    """One of these modules, which a model brings itself, that was imported ahead.
+
+    In a host of its own making the model's file would be found, since its folder comes first.
+    """
+    ahead = sys.modules.keys() - _OF_EVERY_HOST
+    return next((name for name in modules if name in ahead), None)
 
 
 def fork() -> int:
@@ -103,6 +114,9 @@ def adapt(environment: Iterable[tuple[str, str | None]], threads: int) -> None:
 
 def _set_blas_threads(threads: int) -> None:
     """Tells each OpenBLAS that is loaded. It read its variable when it was loaded."""
+    # Not above: every host would have it, and a model may bring a module of that name.
+    import ctypes
+
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     for path in paths:

@@ -13,6 +13,11 @@ pub(crate) const ZYGOTE: Interpreter = Interpreter {
             zygote.call_method1("preload", (modules,))?.extract()
         })
     },
+    conflict: |modules| {
+        inside("looking for modules failed", |zygote| {
+            zygote.call_method1("conflict", (modules,))?.extract()
+        })
+    },
     fork: || {
         inside("forking a host failed", |zygote| {
             Ok(match zygote.call_method0("fork")?.extract()? {

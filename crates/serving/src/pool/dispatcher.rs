@@ -23,7 +23,7 @@ use ts_wire::{Channel, Incoming, WireError};
 use crate::error::{ServingError, StartFailure};
 use crate::job::Job;
 use crate::pool::hosts::{Host, HostLease, HostStartError, NewHost, thread_variables};
-use crate::pool::imports;
+use crate::pool::imports::Modules;
 use crate::pool::logs::ModelLog;
 use crate::pool::restart::{Failures, Restart};
 use crate::pool::{Phase, PoolSpec, SlotStatus};
@@ -416,7 +416,7 @@ impl Dispatcher {
         let forked = python.as_ref().and_then(|places| {
             let load = &self.spec.load;
             let candidates = &surroundings.hosts.preload_modules;
-            let modules = imports::named_in(&load.model_dir, &load.handler, candidates);
+            let modules = Modules::of(&load.model_dir, &load.handler, candidates);
             surroundings
                 .zygote
                 .fork(places, &modules, threads, deadline)

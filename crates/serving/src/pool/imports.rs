@@ -1,6 +1,6 @@
 //! Which of the modules that a zygote may import ahead a model is going to import: those that its
 //! sources name. A guess, made by reading and not by running: too few and the host imports them
-//! itself, too many and the zygote holds some that nobody needs.
+//! itself, too many and the zygote holds some that nobody needs. Which ones it brings is none.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -12,24 +12,53 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The package whose handlers need all that can be imported ahead.
 const OUR_HANDLERS: &str = "torch_handler";
 
-/// Those of `candidates` that a model's sources name. A handler that is not a file of the archive
-/// is one of ours.
-pub(crate) fn named_in(model_dir: &Path, handler: &str, candidates: &[String]) -> Vec<String> {
-    let file = handler.split(':').next().unwrap_or(handler);
-    let stem = file.strip_suffix(".py").unwrap_or(file);
-    if !model_dir.join(format!("{stem}.py")).is_file() && !stem.contains(['/', '.']) {
-        return candidates.to_vec();
+/// The modules of a model.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Modules {
+    /// Those that it seems to import.
+    pub(crate) imported: Vec<String>,
+    /// Those that it brings: files and folders by whose name one can be imported.
+    pub(crate) own: Vec<String>,
+}
+
+impl Modules {
+    /// Looks at a model's folder. A handler that is not a file of it is one of ours.
+    pub(crate) fn of(model_dir: &Path, handler: &str, candidates: &[String]) -> Self {
+        let own = importable(model_dir);
+        let file = handler.split(':').next().unwrap_or(handler);
+        let stem = file.strip_suffix(".py").unwrap_or(file);
+        let is_ours = !stem.contains(['/', '.']) && !own.iter().any(|name| name == stem);
+        let sources = sources(model_dir);
+        let is_named = |name: &str| sources.iter().any(|source| names(source, name));
+        if is_ours || is_named(OUR_HANDLERS) {
+            return Self {
+                imported: candidates.to_vec(),
+                own,
+            };
+        }
+        let imported = candidates.iter().filter(|candidate| {
+            // `PIL.Image` is named by `from PIL import Image`.
+            is_named(candidate.split('.').next().unwrap_or(candidate))
+        });
+        Self {
+            imported: imported.cloned().collect(),
+            own,
+        }
     }
-    let sources = sources(model_dir);
-    let is_named = |name: &str| sources.iter().any(|source| names(source, name));
-    if is_named(OUR_HANDLERS) {
-        return candidates.to_vec();
-    }
-    let named = candidates.iter().filter(|candidate| {
-        // `PIL.Image` is named by `from PIL import Image`.
-        is_named(candidate.split('.').next().unwrap_or(candidate))
+}
+
+fn importable(model_dir: &Path) -> Vec<String> {
+    let Ok(entries) = fs_err::read_dir(model_dir) else {
+        return Vec::new();
+    };
+    let names = entries.flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        // `module.py`, `module.cpython-311-x86_64-linux-gnu.so`, or a folder.
+        let stem = name.split('.').next()?;
+        let is_module = name.ends_with(".py") || name.ends_with(".so") || name == stem;
+        is_module.then(|| stem.to_owned())
     });
-    named.cloned().collect()
+    names.collect()
 }
 
 fn sources(model_dir: &Path) -> Vec<String> {
@@ -68,7 +97,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs_err::write(folder.path().join("handler.py"), source).unwrap();
         let candidates = ["torch", "PIL.Image"].map(str::to_owned);
-        named_in(folder.path(), handler, &candidates)
+        Modules::of(folder.path(), handler, &candidates).imported
+    }
+
+    #[test]
+    fn a_model_brings_what_can_be_imported_from_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        for file in [
+            "handler.py",
+            "fast.cpython-311.so",
+            "weights.pt",
+            "a.tar.py.txt",
+        ] {
+            fs_err::write(folder.path().join(file), "").unwrap();
+        }
+        fs_err::create_dir(folder.path().join("package")).unwrap();
+        let mut own = Modules::of(folder.path(), "handler.py", &[]).own;
+        own.sort();
+        assert_eq!(own, ["fast", "handler", "package"]);
     }
 
     #[test]

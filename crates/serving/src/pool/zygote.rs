@@ -26,6 +26,7 @@ use crate::pool::hosts::{
     HostExit, HostLease, HostStartError, MAX_CONTROL_PAYLOAD_BYTES, NewHost, is_hidden,
     thread_variables,
 };
+use crate::pool::imports::Modules;
 use crate::pool::limits::Confined;
 use crate::pool::logs::ModelLog;
 
@@ -44,6 +45,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The variable that OpenBLAS reads before the others. In the zygote it is 1, so that importing
 /// numpy starts no threads.
 const BLAS_VARIABLE: &str = "OPENBLAS_NUM_THREADS";
+
+/// Lets torch tell whether there are accelerators without a use of CUDA, after which no copy could
+/// use it. For modules that ask when they are imported.
+const CUDA_CHECK_VARIABLE: &str = "PYTORCH_NVML_BASED_CUDA_CHECK";
 
 /// The server's zygote, whether or not there is a process behind it now.
 pub(crate) struct Zygote {
@@ -112,11 +117,11 @@ impl Zygote {
         })
     }
 
-    /// Forks a host that has imported `modules`, or tells that one has to be executed.
+    /// Forks a host for a model with these modules, or tells that one has to be executed.
     pub(crate) fn fork(
         self: &Arc<Self>,
         places: &PythonPlaces,
-        modules: &[String],
+        modules: &Modules,
         threads: u32,
         deadline: Option<Instant>,
     ) -> Option<NewHost> {
@@ -125,14 +130,14 @@ impl Zygote {
             let now = Instant::now();
             now + deadline.saturating_duration_since(now) / 2
         });
-        let process = self.take(places, modules, half)?;
-        let forked = self.fork_from(&process, threads, half);
+        let process = self.take(places, &modules.imported, half)?;
+        let forked = self.fork_from(&process, &modules.own, threads, half);
         let mut state = self.state.lock();
         let forked = match forked {
             Ok(host) => {
                 state.failures = 0;
                 state.phase = Phase::Ready(process);
-                Some(host)
+                host
             }
             Err(error) => {
                 state.fail(&error);
@@ -257,7 +262,9 @@ impl Zygote {
 
     fn start(&self, places: PythonPlaces) -> Result<Process, HostStartError> {
         let mut variables = thread_variables(1).to_vec();
-        variables.push((BLAS_VARIABLE, "1".to_owned()));
+        for name in [BLAS_VARIABLE, CUDA_CHECK_VARIABLE] {
+            variables.push((name, "1".to_owned()));
+        }
         let log = ModelLog {
             name: "zygote".to_owned(),
         };
@@ -275,9 +282,10 @@ impl Zygote {
     fn fork_from(
         &self,
         process: &Process,
+        own_modules: &[String],
         threads: u32,
         until: Option<Instant>,
-    ) -> Result<NewHost, ZygoteError> {
+    ) -> Result<Option<NewHost>, ZygoteError> {
         let (near, far) = Channel::pair()?;
         let mut control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from);
@@ -293,34 +301,43 @@ impl Zygote {
         let adoption = self.children.adoption();
         let limit = Instant::now() + FORKS_WITHIN;
         let deadline = until.map_or(limit, |until| until.min(limit));
+        let request = ZygoteRequest::Fork {
+            own_modules: own_modules.to_vec(),
+        };
         let reply = process
             .host
-            .ask(&ZygoteRequest::Fork, Some(far.as_fd()), Some(deadline))?;
+            .ask(&request, Some(far.as_fd()), Some(deadline))?;
         let pid = match reply {
             ZygoteReply::Forked { pid } => i32::try_from(pid).ok().and_then(Pid::from_raw),
             ZygoteReply::Refused { message } => return Err(ZygoteError::Refused(message)),
+            ZygoteReply::Declined { module } => {
+                tracing::info!(
+                    "a host is executed and not forked: its model brings a module `{module}`, and \
+                     the zygote has imported another"
+                );
+                return Ok(None);
+            }
             ZygoteReply::Preloaded { .. } => None,
         };
         let pid = pid.ok_or(WireError::Malformed("a fork without a process"))?;
-        Ok(NewHost {
+        Ok(Some(NewHost {
             child: adoption.take(pid)?,
             control,
             stdout: Some(stdout),
             stderr: Some(stderr),
             confined: Confined::default(),
-        })
+        }))
     }
 
     /// What an executed host would have and the zygote has not.
     fn environment(&self, threads: u32) -> Vec<(String, Option<String>)> {
-        let inherited = std::env::var_os(BLAS_VARIABLE)
-            .filter(|_| !is_hidden(&self.config, BLAS_VARIABLE))
-            .and_then(|value| value.into_string().ok());
-        let mut variables = vec![(BLAS_VARIABLE.to_owned(), inherited)];
-        for (name, value) in thread_variables(threads) {
-            variables.push((name.to_owned(), Some(value)));
-        }
-        variables
+        let inherited = [BLAS_VARIABLE, CUDA_CHECK_VARIABLE].map(|name| {
+            let value = std::env::var_os(name).filter(|_| !is_hidden(&self.config, name));
+            (name, value.and_then(|value| value.into_string().ok()))
+        });
+        let set = thread_variables(threads).map(|(name, value)| (name, Some(value)));
+        let all = inherited.into_iter().chain(set);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -371,7 +388,7 @@ fn import(mut process: Process, modules: &[String]) -> Result<Process, ZygoteErr
             Ok(process)
         }
         ZygoteReply::Refused { message } => Err(ZygoteError::Refused(message)),
-        ZygoteReply::Forked { .. } => {
+        ZygoteReply::Forked { .. } | ZygoteReply::Declined { .. } => {
             Err(WireError::Malformed("a fork that nobody asked for").into())
         }
     }
