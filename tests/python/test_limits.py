@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from harness import SCRIPTED, write_model
+from harness import SCRIPTED, Server, write_model
 
 TORCH = "import torch\n" + SCRIPTED
 
@@ -71,6 +71,26 @@ def test_processor_time_is_limited_and_torch_knows(start, zygote):
     assert threads == 1
     assert cores == (1 if "affinity" in described["limitsEnforcedBy"] else everything)
     assert server.run(code, "all").json() == [everything, everything]
+
+
+class OnOneCore(Server):
+    """A server that may use one core."""
+
+    def command(self, *more):
+        first = min(os.sched_getaffinity(0))
+        return ["taskset", "--cpu-list", str(first), *super().command(*more)]
+
+
+def test_workers_and_threads_are_counted_by_the_cores_that_may_be_used_hl_11(start, monkeypatch):
+    monkeypatch.setattr("conftest.Server", OnOneCore)
+    server = start.make(args=["--models", "m"])
+    write_model(server.store, "m", TORCH)
+    server.start()
+    server.wait_for_workers("m")
+    assert len(server.worker_pids("m")) == 1
+    code = "import torch; result = [str(torch.get_num_threads())]"
+    assert server.run(code, "m").text == "1"
+    assert "Number of CPUs: 1, all that this process may use" in server.output
 
 
 def test_a_limit_that_is_none_is_told_and_passed_over(start):

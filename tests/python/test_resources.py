@@ -1,10 +1,13 @@
 """Nothing grows and nothing stays: memory, descriptors, processes and the work folder."""
 
+import contextlib
 import os
 import random
+import socket
+from collections import Counter
 from pathlib import Path
 
-from harness import SCRIPTED, at_once, is_running, wait_until, write_model
+from harness import SCRIPTED, Server, at_once, is_running, wait_until, write_model
 
 MIB = 1 << 20
 SUMS = """
@@ -20,6 +23,15 @@ def resident(pid):
 
 def descriptors(pid):
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def descriptor_kinds(pid):
+    """How many descriptors of each kind a process has."""
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(entry).split(":")[0])
+    return Counter(links)
 
 
 def test_memory_and_descriptors_are_flat_under_traffic_rs_08(start):
@@ -75,6 +87,43 @@ def test_registering_and_removing_leaves_nothing_rs_10_rs_11(start):
     wait_until(
         "threads have ended", lambda: len(os.listdir(f"/proc/{server.pid}/task")) <= threads, 5
     )
+
+
+class FewDescriptors(Server):
+    """A server with few descriptors to spare."""
+
+    def command(self, *more):
+        return ["prlimit", "--nofile=128", *super().command(*more)]
+
+
+def test_few_descriptors_are_enough_rs_14(start, monkeypatch):
+    monkeypatch.setattr("conftest.Server", FewDescriptors)
+    server = start()
+    server.serve("scripted", SCRIPTED, initial_workers=2)
+    write_model(server.store, "good", SCRIPTED)
+    write_model(server.store, "bad", "raise ValueError('no')\n")
+    host, port = server.inference.removeprefix("http://").split(":")
+
+    def mixed(number):
+        if number % 100 == 0:
+            assert server.register("bad").status_code == 500
+            assert server.register("good").status_code == 200
+            assert server.manage("DELETE", "/models/good").status_code == 200
+        if number % 10 == 0:
+            # Leaves in the midst of its body.
+            with socket.create_connection((host, int(port))) as leaver:
+                leaver.sendall(b"POST /predictions/scripted HTTP/1.1\r\ncontent-length: 9\r\n\r\nx")
+        assert server.run("result = ['x']").text == "x"
+
+    def calls():
+        for start_at in range(0, 400, 8):
+            at_once([lambda number=start_at + more: mixed(number) for more in range(8)], callers=8)
+        server.session.close()
+
+    calls()
+    kinds = descriptor_kinds(server.pid)
+    calls()
+    wait_until("descriptors are given back", lambda: descriptor_kinds(server.pid) <= kinds, 5)
 
 
 def test_what_a_killed_server_left_goes_at_the_next_start_rs_11_rs_12(start):

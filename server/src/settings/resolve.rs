@@ -60,7 +60,8 @@ pub(crate) struct Settings {
     max_download_bytes: u64,
     defaults: ModelDefaults,
     per_model: PerModel,
-    hosts: HostConfig,
+    /// How hosts are made.
+    pub(crate) hosts: HostConfig,
 }
 
 impl Settings {

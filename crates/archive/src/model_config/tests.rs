@@ -19,7 +19,7 @@ fn known_keys_are_typed_and_the_rest_is_kept_for_the_handler() {
          useJobTicket: true\ncontinuousBatching: false\nsequenceBatching: true\n\
          sequenceMaxIdleMSec: 3\nsequenceTimeoutMSec: 4\nmaxNumSequence: 5\n\
          maxSequenceJobQueueSize: 6\nasyncCommunication: true\nuseVenv: true\n\
-         workerIsolation: thread\nnativeHandlers: true\n\
+         workerIsolation: thread\nnativeHandlers: true\nmemoryLimitMb: 512\ncpuLimit: 1.5\n\
          handler:\n  profile: true\npt2: inductor\n",
     );
     assert_eq!(config.warnings, Vec::<String>::new());
@@ -60,6 +60,10 @@ fn known_keys_are_typed_and_the_rest_is_kept_for_the_handler() {
     );
     assert_eq!(config.worker_isolation, Some(Isolation::Thread));
     assert_eq!(config.native_handlers, Some(true));
+    assert_eq!(
+        (config.memory_limit_mb, config.cpu_limit),
+        (Some(512), Some(1.5))
+    );
     assert_eq!(config.other["handler"]["profile"], Value::Bool(true));
     assert_eq!(config.other["pt2"], "inductor");
 }
@@ -69,14 +73,14 @@ fn a_wrong_type_costs_the_key_and_a_warning() {
     let config = parse(
         "batchSize: \"4\"\nmaxBatchDelay: 1.5\ndeviceIds: [0, x]\nuseVenv: 1\ndeviceType: neuron\n\
          torchrun: 3\nresponseTimeout: 0\njobQueueSize: -1\nclientTimeoutInMills: 99999999999\n\
-         parallelType: ring\nworkerIsolation: fiber\n",
+         parallelType: ring\nworkerIsolation: fiber\nmemoryLimitMb: 0\ncpuLimit: -2\n",
     );
     let empty = ModelConfig {
         warnings: config.warnings.clone(),
         ..ModelConfig::default()
     };
     assert_eq!(config, empty);
-    assert_eq!(config.warnings.len(), 11, "{:#?}", config.warnings);
+    assert_eq!(config.warnings.len(), 13, "{:#?}", config.warnings);
     assert_eq!(
         config.warnings[0],
         "`batchSize` must be an integer, not a text; it is ignored"
