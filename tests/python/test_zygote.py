@@ -398,3 +398,7 @@ def test_it_works_as_process_1_wk_04(start, monkeypatch):
         assert server.run("import os; os.kill(os.getpid(), 9)").status_code == 507
     server.wait_for_workers("scripted")
     wait_until("no zombie is left", lambda: server.run(ZOMBIES).text == "[]", 5)
+    # Its pid file names process 1, which the next one is, too.
+    server.kill()
+    again = start(folder=server.folder)
+    assert again.models() == []

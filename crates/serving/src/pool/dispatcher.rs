@@ -421,12 +421,13 @@ impl Dispatcher {
                 .zygote
                 .fork(places, &modules, threads, deadline)
         });
+        let mut forks_fail = None;
         if let Some(forked) = forked {
             let host = self.watch(forked)?;
             match host.come_up(deadline) {
                 Ok(()) => return Ok(host),
                 Err(error) if self.control.stopping() => return Err(error),
-                Err(error) => surroundings.zygote.distrust(&error),
+                Err(error) => forks_fail = Some(error),
             }
         }
         let host = self.watch(NewHost::exec(
@@ -435,6 +436,9 @@ impl Dispatcher {
             &thread_variables(threads),
         )?)?;
         host.set_up(python.as_ref(), deadline)?;
+        if let Some(error) = forks_fail {
+            surroundings.zygote.distrust(&error);
+        }
         Ok(host)
     }
 
