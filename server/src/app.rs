@@ -186,12 +186,23 @@ fn guard(settings: &Settings) -> anyhow::Result<Guard> {
     Ok(Guard::new(settings.enable_model_api, tokens))
 }
 
+/// The number that workers and threads are counted by, and why it is not another.
+fn cores(usable: usize) -> String {
+    let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |cores| cores.count() as usize);
+    if usable < allowed {
+        format!("{usable}, by the quota of the control group, of {allowed} that may be used")
+    } else {
+        format!("{usable}, all that this process may use")
+    }
+}
+
 /// What people look for first when something is not as they think it is.
 fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
     let current = std::env::current_dir().unwrap_or_default();
     tracing::info!("Torchserve version: {}", env!("CARGO_PKG_VERSION"));
     tracing::info!("Current directory: {}", current.display());
     tracing::info!("Temp directory: {}", temp_dir.display());
+    tracing::info!("Number of CPUs: {}", cores(settings.hosts.cores));
     for (name, text, origin) in raw.shown() {
         if origin == crate::settings::raw::DEFAULT {
             tracing::debug!("setting {name} = {text} ({origin})");

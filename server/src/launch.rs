@@ -217,7 +217,8 @@ impl PidFile {
             .trim()
             .parse()
             .ok()
-            .filter(|pid| *pid > 0)
+            // This process's own number is that of an earlier one: in a container all are 1.
+            .filter(|pid: &i32| *pid > 0 && pid.unsigned_abs() != std::process::id())
             .and_then(Pid::from_raw)
         else {
             return Recorded::Nothing { leftover: true };

@@ -407,3 +407,76 @@ fn removing_a_model_answers_everything_it_accepted() {
         });
     }
 }
+
+#[test]
+fn a_worker_over_its_memory_limit_answers_507_and_is_replaced_while_others_go_on() {
+    for isolation in ISOLATIONS {
+        let server = server()
+            .config("max_request_size=100000000")
+            .config("max_response_size=100000000")
+            .start();
+        let yaml = format!("workerIsolation: {isolation}\n");
+        server.echo_model("small", "1.0", &format!("{yaml}memoryLimitMb: 32\n"));
+        server.echo_model("large", "1.0", &yaml);
+        for model in ["small", "large"] {
+            let path = format!("/models?url={model}&initial_workers=1");
+            server.manage("POST", &path).send().expect(200);
+        }
+        let others = server.worker_pids("large");
+        // Echoing it takes a copy.
+        let body = vec![b'x'; 48 << 20];
+        let call = |model: &str, body: &[u8]| {
+            let path = format!("/predictions/{model}");
+            server.infer("POST", &path).body(body.to_owned()).send()
+        };
+        let error = call("small", &body).expect(507).json();
+        assert_eq!(error["message"], "Worker died.", "{isolation}");
+        call("small", b"x").expect(200);
+        let described = server.describe("small");
+        assert_eq!(described["memoryLimitMb"], 32);
+        assert!(described["limitsEnforcedBy"].is_string(), "{described}");
+        let worker = &described["workers"][0];
+        assert_eq!(worker["generation"], 2);
+        let failure = worker["lastFailure"].to_string();
+        assert!(
+            failure.contains("out of memory under its limit of 32 MiB"),
+            "{failure}"
+        );
+        call("large", &body).expect(200);
+        assert_eq!(server.worker_pids("large"), others);
+        assert!(server.describe("large")["memoryLimitMb"].is_null());
+    }
+}
+
+#[test]
+fn a_limit_on_processor_time_holds_a_host_to_its_cores() {
+    let server = isolated("process", "cpuLimit: 0.5\n");
+    let described = server.describe("m");
+    assert_eq!(described["cpuLimit"], 0.5);
+    let by = described["limitsEnforcedBy"].as_str().unwrap();
+    let pid = server.worker_pids("m")[0];
+    let read = |file: &str| fs_err::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+    if by == "control group" {
+        let group = read("cgroup");
+        assert!(group.contains(&format!("host-{pid}")), "{group}");
+    } else {
+        // Of every thread: the worker's is not the first.
+        for task in fs_err::read_dir(format!("/proc/{pid}/task")).unwrap() {
+            let id = task.unwrap().file_name().into_string().unwrap();
+            let status = read(&format!("task/{id}/status"));
+            let allowed = |line: &str| line.strip_prefix("Cpus_allowed:").map(str::to_owned);
+            let mask = status.lines().find_map(allowed).unwrap();
+            let cores: u32 = mask
+                .chars()
+                .filter_map(|c| c.to_digit(16))
+                .map(u32::count_ones)
+                .sum();
+            assert_eq!(cores, 1, "{mask}");
+        }
+    }
+    server
+        .infer("POST", "/predictions/m")
+        .body("x")
+        .send()
+        .expect(200);
+}

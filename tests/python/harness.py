@@ -143,6 +143,11 @@ def processes_of(server: "Server") -> set[int]:
         except OSError:
             continue  # it ended, or is none of ours to look into
     return found
+def process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 class Server:
@@ -324,6 +329,14 @@ class Server:
     def children(self) -> list[int]:
         """Processes that any of its threads has started and that still run."""
         return [pid for pid in started_by(self.pid) if is_running(pid)]
+
+    def zygotes(self) -> list[int]:
+        """The process that hosts are forked from, if there is one."""
+        return [pid for pid in self.children() if process_name(pid) == "ts-zygote"]
+
+    def hosts(self) -> list[int]:
+        """Processes that models live in."""
+        return [pid for pid in self.children() if process_name(pid) == "ts-host"]
 
     def kill(self) -> None:
         """Ends it without a chance to clean up."""

@@ -3,6 +3,8 @@
 `test_faults_resources.py` has what models that come and go leave."""
 
 import random
+import socket
+from collections import Counter
 from pathlib import Path
 
 from harness import SCRIPTED, SOAK, at_once, descriptors, is_running, resident, wait_until
@@ -51,7 +53,7 @@ def test_what_a_killed_server_left_goes_at_the_next_start_rs_11_rs_12(start):
     for one in (server, other):
         one.serve("m", {"handler.py": SCRIPTED})
         one.serve("packed", SCRIPTED)
-    hosts = server.children()
+    hosts = server.hosts()
     assert len(hosts) == 2
     left = set(server.temp.iterdir())
     segments = set(Path("/dev/shm").iterdir())

@@ -78,6 +78,10 @@ pub struct ModelConfig {
     /// `quarantineAfter`, at least 1: workers that may be lost in a row, with no batch answered in
     /// between. Ours, not TorchServe's.
     pub quarantine_after: Option<u32>,
+    /// `memoryLimitMb`: memory of each host process, at least 1. Ours, not TorchServe's.
+    pub memory_limit_mb: Option<u32>,
+    /// `cpuLimit`: cores' worth of processor time of each host process. Ours, not TorchServe's.
+    pub cpu_limit: Option<f64>,
     /// `nativeHandlers`: whether default handlers may run without Python. Ours, not TorchServe's.
     pub native_handlers: Option<bool>,
     /// `isolateBadRequests`: whether a batch that its handler raised on is run again in halves. Ours,
@@ -224,6 +228,8 @@ impl ModelConfig {
             "autoscale" => self.autoscale = Some(boolean(&value)?),
             "scaleDownIdleSeconds" => self.scale_down_idle_seconds = Some(integer(&value, 1)?),
             "quarantineAfter" => self.quarantine_after = Some(integer(&value, 1)?),
+            "memoryLimitMb" => self.memory_limit_mb = Some(integer(&value, 1)?),
+            "cpuLimit" => self.cpu_limit = Some(cores(&value)?),
             "nativeHandlers" => self.native_handlers = Some(boolean(&value)?),
             "isolateBadRequests" => self.isolate_bad_requests = Some(boolean(&value)?),
             _ => drop(self.other.insert(key.to_owned(), value)),
@@ -310,6 +316,20 @@ fn integer(value: &Value, least: u32) -> Result<u32, String> {
         .and_then(|number| u32::try_from(number).ok())
         .filter(|number| (least..=MOST).contains(number))
         .ok_or_else(|| format!("is {value}, outside of {least} to {MOST}; it is ignored"))
+}
+
+/// A number of cores, down to a hundredth: less is no share that a system gives.
+fn cores(value: &Value) -> Result<f64, String> {
+    let number = value
+        .as_f64()
+        .ok_or_else(|| wrong_type("a number", value))?;
+    if (0.01..=100_000.0).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!(
+            "is {value}, outside of 0.01 to 100000; it is ignored"
+        ))
+    }
 }
 
 fn integers(value: &Value) -> Result<Vec<u32>, String> {

@@ -55,6 +55,9 @@ pub enum HostError {
     /// The plugin came back with a fault; it has reported the reason itself.
     #[error("the plugin ended with status {0}")]
     Plugin(i32),
+    /// A copy of the zygote could not be made a host.
+    #[error("a forked host could not take up its work: {0}")]
+    NotAdapted(String),
     /// A system call failed.
     #[error("{call} failed in a host")]
     System {
@@ -64,4 +67,13 @@ pub enum HostError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl HostError {
+    pub(crate) fn system(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::System {
+            call,
+            source: errno.into(),
+        }
+    }
 }

@@ -10,19 +10,23 @@ use ts_wire::frame::{ControlRequest, HostReply, HostSetup};
 use ts_wire::{Channel, WireError};
 
 use crate::echo::EchoFactory;
-use crate::plugin::run_plugin;
+use crate::plugin::Plugin;
 use crate::{BackendFactory, HostError, worker};
 
 /// Control messages carry paths and texts, never bodies.
-const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+
+/// What `ps` and `top` call a host, which would otherwise look like another server.
+pub(crate) const HOST_NAME: &std::ffi::CStr = c"ts-host";
 
 /// The `worker` command: serves on the socket that is this process's standard input.
 pub fn run() -> ExitCode {
+    let _shown_as_the_server = rustix::thread::set_name(HOST_NAME);
     let result = take_stdin().and_then(|socket| {
         let mut control = Channel::new(socket, MAX_CONTROL_PAYLOAD_BYTES);
         set_up(&mut control).map(|setup| (control, setup))
     });
-    let (control, setup) = match result {
+    let (mut control, setup) = match result {
         Ok(set_up) => set_up,
         Err(error) => {
             // No server to tell: someone ran the command by hand.
@@ -31,25 +35,17 @@ pub fn run() -> ExitCode {
     };
     let ended = match &setup.python {
         None => serve(control, &(Arc::new(EchoFactory) as Arc<dyn BackendFactory>)),
-        Some(places) => {
-            let socket = match control.into_socket() {
-                Ok(socket) => socket,
-                Err(error) => return report(&error.into()),
-            };
-            let kept = socket.try_clone().ok();
-            let ran = postcard_bytes(&setup).and_then(|bytes| run_plugin(places, &bytes, socket));
-            // Whatever kept the plugin from running; the plugin reports for itself.
-            if let (Err(error), Some(socket)) = (&ran, kept)
-                && !matches!(error, HostError::Plugin(_))
-            {
-                let mut control = Channel::new(socket, MAX_CONTROL_PAYLOAD_BYTES);
+        Some(places) => match Plugin::open(places) {
+            // From here on the plugin reports for itself.
+            Ok(plugin) => run_in(&plugin, &setup, control),
+            Err(error) => {
                 let failed = HostReply::Failed {
-                    message: with_causes(error),
+                    message: with_causes(&error),
                 };
                 let _server_may_be_gone = control.send(&failed, None);
+                Err(error)
             }
-            ran
-        }
+        },
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -85,6 +81,10 @@ pub fn serve(mut control: Channel, factory: &Arc<dyn BackendFactory>) -> Result<
     }
 }
 
+fn run_in(plugin: &Plugin, setup: &HostSetup, control: Channel) -> Result<(), HostError> {
+    plugin.run(&ts_wire::encode(setup)?, control.into_socket()?)
+}
+
 fn set_up(control: &mut Channel) -> Result<HostSetup, HostError> {
     let incoming = control.receive(None)?;
     incoming
@@ -94,24 +94,14 @@ fn set_up(control: &mut Channel) -> Result<HostSetup, HostError> {
         })
 }
 
-fn postcard_bytes(setup: &HostSetup) -> Result<Vec<u8>, HostError> {
-    ts_wire::encode(setup).map_err(HostError::from)
-}
-
 /// Moves standard input to a descriptor that is closed on exec, and puts the null device in its
 /// place, so that no grandchild inherits the control socket.
 fn take_stdin() -> Result<OwnedFd, HostError> {
-    let system = |call| {
-        move |errno: rustix::io::Errno| HostError::System {
-            call,
-            source: errno.into(),
-        }
-    };
     let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3)
-        .map_err(system("fcntl(F_DUPFD_CLOEXEC)"))?;
+        .map_err(HostError::system("fcntl(F_DUPFD_CLOEXEC)"))?;
     let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(system("open(/dev/null)"))?;
-    rustix::stdio::dup2_stdin(&null).map_err(system("dup2"))?;
+        .map_err(HostError::system("open(/dev/null)"))?;
+    rustix::stdio::dup2_stdin(&null).map_err(HostError::system("dup2"))?;
     Ok(socket)
 }
 

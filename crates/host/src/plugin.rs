@@ -22,49 +22,65 @@ pub const PLUGIN_ENTRY: &str = "ts_plugin_host";
 /// returns nevertheless is a fault unless it is 0.
 pub type PluginEntry = unsafe extern "C" fn(c_int, *const u8, usize) -> c_int;
 
-/// Loads libpython, libtorch and the plugin, and runs the host inside the last.
-///
-/// Each comes by its path before whatever needs it, since a loader left alone picks the libpython
-/// of the system, and finds no libtorch at all. libpython's symbols are global: extension modules
-/// expect to find them in the process. libtorch's are not, as in Python itself, so that they do not
-/// take the place of another extension module's. Of torch only the part is loaded that the plugin
-/// links: all of a CUDA build costs a host 185 MB and 0.3 s instead of 62 MB and 0.2 s, and whoever
-/// imports torch later gets the rest from the same folder.
-pub(crate) fn run_plugin(
-    places: &PythonPlaces,
-    setup: &[u8],
-    control: OwnedFd,
-) -> Result<(), HostError> {
-    let torch_lib = torch_folder(places)?;
-    let open = |path: &Path, flags| {
-        // SAFETY: initialisers of libpython and of our own plugin run here. Both are the paths
-        // that the server found and checked; no other thread of this process exists yet.
-        #[expect(unsafe_code, reason = "loading the plugin is what this file is for")]
-        unsafe { Library::open(Some(path), flags) }.map_err(|source| HostError::Library {
-            path: path.to_owned(),
-            source,
+/// The plugin and what it needs, loaded.
+pub(crate) struct Plugin {
+    places: PythonPlaces,
+    plugin: Library,
+    _before: [Library; 2],
+}
+
+impl Plugin {
+    /// Loads libpython, libtorch and the plugin.
+    ///
+    /// Each comes by its path before whatever needs it, since a loader left alone picks the
+    /// libpython of the system, and finds no libtorch at all. libpython's symbols are global:
+    /// extension modules expect to find them in the process. libtorch's are not, as in Python
+    /// itself, so that they do not take the place of another extension module's. Of torch only the
+    /// part is loaded that the plugin links: all of a CUDA build costs a host 185 MB and 0.3 s
+    /// instead of 62 MB and 0.2 s, and whoever imports torch later gets the rest from the same
+    /// folder.
+    pub(crate) fn open(places: &PythonPlaces) -> Result<Self, HostError> {
+        let torch_lib = torch_folder(places)?;
+        let open = |path: &Path, flags| {
+            // SAFETY: initialisers of libpython and of our own plugin run here. Both are the paths
+            // that the server found and checked; no other thread of this process exists yet.
+            #[expect(unsafe_code, reason = "loading the plugin is what this file is for")]
+            unsafe { Library::open(Some(path), flags) }.map_err(|source| HostError::Library {
+                path: path.to_owned(),
+                source,
+            })
+        };
+        let libpython = open(&places.libpython, RTLD_NOW | RTLD_GLOBAL)?;
+        let torch = open(&torch_lib.join("libtorch_cpu.so"), RTLD_NOW | RTLD_LOCAL)?;
+        let plugin = open(&places.plugin, RTLD_NOW | RTLD_LOCAL)?;
+        Ok(Self {
+            places: places.clone(),
+            plugin,
+            _before: [libpython, torch],
         })
-    };
-    let _libpython = open(&places.libpython, RTLD_NOW | RTLD_GLOBAL)?;
-    let _torch = open(&torch_lib.join("libtorch_cpu.so"), RTLD_NOW | RTLD_LOCAL)?;
-    let plugin = open(&places.plugin, RTLD_NOW | RTLD_LOCAL)?;
-    // SAFETY: the plugin is built from this workspace and exports this function with this type;
-    // the descriptor is handed over, the message outlives the call.
-    #[expect(unsafe_code, reason = "calling the plugin is what this file is for")]
-    let status = unsafe {
-        let entry =
-            plugin
+    }
+
+    /// Runs the host inside the plugin. The socket is given away even if this fails; a descriptor
+    /// kept here would be open in every process that the plugin forks.
+    pub(crate) fn run(&self, setup: &[u8], control: OwnedFd) -> Result<(), HostError> {
+        // SAFETY: the plugin is built from this workspace and exports this function with this
+        // type; the descriptor is handed over, the message outlives the call.
+        #[expect(unsafe_code, reason = "calling the plugin is what this file is for")]
+        let status = unsafe {
+            let entry = self
+                .plugin
                 .get::<PluginEntry>(PLUGIN_ENTRY)
                 .map_err(|source| HostError::Library {
-                    path: places.plugin.clone(),
+                    path: self.places.plugin.clone(),
                     source,
                 })?;
-        entry(control.into_raw_fd(), setup.as_ptr(), setup.len())
-    };
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(HostError::Plugin(status))
+            entry(control.into_raw_fd(), setup.as_ptr(), setup.len())
+        };
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(HostError::Plugin(status))
+        }
     }
 }
 

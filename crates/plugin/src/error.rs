@@ -66,6 +66,9 @@ pub(crate) enum PluginError {
     /// A panic, which must not cross the C border.
     #[error("the plugin panicked; the model log has the details")]
     Panic,
+    /// A descriptor of the control socket could not be had.
+    #[error("the control socket could not be duplicated")]
+    Socket(#[from] std::io::Error),
     /// The loop of the host failed.
     #[error(transparent)]
     Host(#[from] HostError),

@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ts_host::{BackendFactory, PluginEntry};
+use ts_host::{BackendFactory, PluginEntry, ZygoteEnd, serve_zygote};
 use ts_wire::Channel;
 use ts_wire::frame::{HostReply, HostSetup};
 
@@ -49,31 +49,65 @@ pub unsafe extern "C" fn ts_plugin_host(
 }
 
 fn run(control: OwnedFd, setup: &[u8]) -> c_int {
-    let spare = control.try_clone();
-    let ended = catch_unwind(AssertUnwindSafe(|| {
+    let forks = reporting(&control, || {
         die_by_faults();
-        start(setup)?;
+        start(setup)
+    });
+    let (control, forked) = match forks {
+        None => return 1,
+        Some(false) => (control, false),
+        Some(true) => {
+            let zygote = reporting(&control, || {
+                let control = Channel::new(control.try_clone()?, MAX_CONTROL_PAYLOAD_BYTES);
+                Ok(serve_zygote(control, &python::ZYGOTE)?)
+            });
+            match zygote {
+                None => return 1,
+                Some(ZygoteEnd::ServerGone) => return 0,
+                Some(ZygoteEnd::Host(socket)) => {
+                    // The new host must not hold the zygote's channel, nor report to it.
+                    drop(control);
+                    (socket, true)
+                }
+            }
+        }
+    };
+    let served = reporting(&control, || {
+        let socket = control.try_clone()?;
+        let control = if forked {
+            ts_host::take_up(socket, &python::ZYGOTE)?
+        } else {
+            Channel::new(socket, MAX_CONTROL_PAYLOAD_BYTES)
+        };
         let factory: Arc<dyn BackendFactory> = Arc::new(Factory);
-        let control = Channel::new(control, MAX_CONTROL_PAYLOAD_BYTES);
         Ok(ts_host::serve(control, &factory)?)
-    }));
-    let Err(error) = ended.unwrap_or(Err(PluginError::Panic)) else {
-        return 0;
+    });
+    c_int::from(served.is_none())
+}
+
+/// Runs a part of the host. Its failure, or panic, is told to the server and to the model log.
+fn reporting<T>(control: &OwnedFd, part: impl FnOnce() -> Result<T, PluginError>) -> Option<T> {
+    let ended = catch_unwind(AssertUnwindSafe(part)).unwrap_or(Err(PluginError::Panic));
+    let error = match ended {
+        Ok(value) => return Some(value),
+        Err(error) => error,
     };
     let message = ts_types::with_causes(&error);
     python::log(&format!("model host: {message}"));
-    if let Ok(spare) = spare {
+    if let Ok(spare) = control.try_clone() {
         let failed = HostReply::Failed { message };
         let _server_may_be_gone =
             Channel::new(spare, MAX_CONTROL_PAYLOAD_BYTES).send(&failed, None);
     }
-    1
+    None
 }
 
-fn start(setup: &[u8]) -> Result<(), PluginError> {
+/// Returns whether this host is to be the zygote.
+fn start(setup: &[u8]) -> Result<bool, PluginError> {
     let setup: HostSetup = ts_wire::decode(setup).map_err(PluginError::SetUp)?;
     let places = setup.python.ok_or(PluginError::NoPython)?;
-    python::start(&places)
+    python::start(&places)?;
+    Ok(setup.zygote)
 }
 
 /// Lets faults end the process at once. Rust's runtime catches SIGSEGV and SIGBUS to report stack

@@ -107,6 +107,10 @@ pub struct HostConfig {
     pub python: Option<PathBuf>,
     /// Folder that holds the `ts` package (`model_server_home`); `None` looks for it.
     pub home: Option<PathBuf>,
+    /// Fork Python hosts from a zygote.
+    pub zygote: bool,
+    /// Modules that the zygote imports for models that name them (`preload_modules`).
+    pub preload_modules: Vec<String>,
     /// Cores that all workers together may use.
     pub cores: usize,
     /// Ids of the accelerators that workers may use.

@@ -139,6 +139,8 @@ pub struct Description {
     pub limits: ModelLimits,
     /// How its requests are put in order and into batches.
     pub scheduling: Scheduling,
+    /// What enforces those on its hosts, if there are any.
+    pub host_limits_by: Option<&'static str>,
     /// Kind of device asked for.
     pub device_type: Option<DeviceType>,
     /// Devices asked for.
@@ -713,6 +715,7 @@ fn describe(version: &ModelVersion, default: &Version) -> Description {
         continuous_batching: spec.load.exchange == Exchange::Continuous,
         async_communication: spec.load.exchange == Exchange::Asynchronous,
         scheduling: spec.scheduling.clone(),
+        host_limits_by: (!limits.hosts.is_unlimited()).then(|| spec.surroundings.means_of_limits()),
         limits,
         device_type: version.device_type,
         device_ids: version.device_ids.clone(),

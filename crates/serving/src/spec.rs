@@ -16,7 +16,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use ts_archive::{Artifact, ModelConfig};
-use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
+use ts_types::{
+    DeviceType, HostLimits, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version,
+};
 use ts_wire::frame::{BackendKind, EchoBehaviour, Exchange, LoadModel};
 
 use crate::config::{ModelOverrides, ServingConfig};
@@ -268,6 +270,10 @@ fn limits(
             .unwrap_or(defaults.job_queue_size),
         max_retry_timeout: seconds(yaml.max_retry_timeout_in_sec).unwrap_or(DEFAULT_RETRY_WINDOW),
         client_timeout: millis(yaml.client_timeout_in_mills).filter(|limit| !limit.is_zero()),
+        hosts: HostLimits {
+            memory_bytes: yaml.memory_limit_mb.map(|mib| u64::from(mib) << 20),
+            cpu_millis: yaml.cpu_limit.map(|cores| (cores * 1000.0).round() as u32),
+        },
     }
 }
 
@@ -385,6 +391,8 @@ mod tests {
                 executable: "/nowhere".into(),
                 python: None,
                 home: None,
+                zygote: false,
+                preload_modules: Vec::new(),
                 cores: 4,
                 devices,
                 service_envelope: None,

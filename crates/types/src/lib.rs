@@ -12,6 +12,6 @@ pub use id::{IdError, ModelName, RequestId, Version};
 pub use reply::Reply;
 pub use request::{Headers, InferRequest, Part, RequestKind, Urgency};
 pub use spec::{
-    DeviceType, Gather, Isolation, LevelPolicy, ModelLimits, ResourceDemand, Runtime, Scheduling,
-    SequencePolicy, SequenceStrategy, TimeoutAction, UnknownName,
+    DeviceType, Gather, HostLimits, Isolation, LevelPolicy, ModelLimits, ResourceDemand, Runtime,
+    Scheduling, SequencePolicy, SequenceStrategy, TimeoutAction, UnknownName,
 };

@@ -128,6 +128,30 @@ pub struct ModelLimits {
     pub max_retry_timeout: Duration,
     /// How long a client waits for an answer; `None` means for ever.
     pub client_timeout: Option<Duration>,
+    /// What each of its host processes may use.
+    pub hosts: HostLimits,
+}
+
+/// What one host process may use; `None` is as much as there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostLimits {
+    /// Memory.
+    pub memory_bytes: Option<u64>,
+    /// Processor time, in thousandths of a core.
+    pub cpu_millis: Option<u32>,
+}
+
+impl HostLimits {
+    /// Whether there is anything to enforce.
+    pub fn is_unlimited(self) -> bool {
+        self == Self::default()
+    }
+
+    /// Cores that are enough for the processor time.
+    pub fn cores(self) -> Option<usize> {
+        self.cpu_millis
+            .map(|millis| millis.div_ceil(1000).max(1) as usize)
+    }
 }
 
 /// How the requests of one model version are put in order and into batches

@@ -5,7 +5,8 @@
 //!
 //! | channel | server → host | host → server |
 //! |---|---|---|
-//! | control | [`HostSetup`], then [`ControlRequest`] | [`HostReply`] |
+//! | control | [`HostSetup`], or [`ForkedSetup`] to a forked one; then [`ControlRequest`] | [`HostReply`] |
+//! | control of the zygote | [`HostSetup`], then [`ZygoteRequest`] | [`HostReply`], then [`ZygoteReply`] |
 //! | worker | [`WorkerRequest`] | [`WorkerReply`] |
 
 use std::path::PathBuf;
@@ -17,10 +18,12 @@ use serde::{Deserialize, Serialize};
 pub struct HostSetup {
     /// What to load before any worker starts; `None` leaves the host with the echo backend.
     pub python: Option<PythonPlaces>,
+    /// Serve no workers but fork hosts; see [`ZygoteRequest`].
+    pub zygote: bool,
 }
 
 /// Where the Python side lives; found once by the server, see `serving::pool::python`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonPlaces {
     /// The plugin, built for this Python's minor version.
     pub plugin: PathBuf,
@@ -58,6 +61,62 @@ pub enum HostReply {
     Failed {
         /// Why, in one line.
         message: String,
+    },
+}
+
+/// Server to zygote, on its control channel. Each is answered by one [`ZygoteReply`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum ZygoteRequest {
+    /// Import these modules, so that every host that is forked from now on has them.
+    Preload {
+        /// Their names.
+        modules: Vec<String>,
+    },
+    /// Fork a host, whose control socket comes with this message.
+    Fork {
+        /// Modules that the model brings itself. The zygote's may not take their place.
+        own_modules: Vec<String>,
+    },
+}
+
+/// Zygote to server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ZygoteReply {
+    /// The modules are imported, those apart that are installed and did not import.
+    Preloaded {
+        /// Why one did not, in one line each.
+        failed: Vec<String>,
+    },
+    /// A host runs, as a child of the server.
+    Forked {
+        /// Its process.
+        pid: u32,
+    },
+    /// A module that it has imported would take the place of the model's own.
+    Declined {
+        /// The module.
+        module: String,
+    },
+    /// It cannot be forked from: a module has started threads, or the system refused.
+    Refused {
+        /// Why, in one line.
+        message: String,
+    },
+}
+
+/// Server to a forked host, its first messages: both outputs, then the beginning.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum ForkedSetup {
+    /// The pipe that comes with this message is the standard output.
+    Stdout,
+    /// The pipe that comes with this message is the standard error.
+    Stderr,
+    /// Take this up and answer with [`HostReply`].
+    Begin {
+        /// Variables that differ from the zygote's, `None` for those to remove.
+        environment: Vec<(String, Option<String>)>,
+        /// Threads of numeric libraries that were loaded, and told to have one, before the fork.
+        threads: u32,
     },
 }
 

@@ -1,4 +1,4 @@
-"""The only Python that the server calls by name.
+"""The Python that the server calls by name; `zygote` beside it is for one process of its own.
 
 A host process embeds one interpreter and serves one model version. It calls `start_interpreter`
 once; then each worker thread calls `load` once and `Session.run` for each batch, or

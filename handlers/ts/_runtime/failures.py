@@ -16,6 +16,10 @@ REFUSALS = {
 
 _MAX_MESSAGE_CHARS = 2_000
 
+# Where torch has no type of its own for memory that ran out: TorchServe goes by the first, and its
+# clients by that; the other is torch's allocator for the processor.
+_OUT_OF_MEMORY_TEXTS = ("CUDA", "DefaultCPUAllocator: ")
+
 
 def load_kind(raised: BaseException, model_dir: str) -> str:
     """`permanent`, `out_of_memory` or `failed`."""
@@ -78,13 +82,15 @@ def print_line(text: str) -> None:
 
 
 def _is_out_of_memory(raised: BaseException, text_counts_for: type[Exception]) -> bool:
-    """Typed where torch has a type; TorchServe goes by the word `CUDA`, and its clients by that."""
     if isinstance(raised, MemoryError):
         return True
     typed = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     if isinstance(typed, type) and isinstance(raised, typed):
         return True
-    return isinstance(raised, text_counts_for) and "CUDA" in _text(raised)
+    if not isinstance(raised, text_counts_for):
+        return False
+    text = _text(raised)
+    return any(part in text for part in _OUT_OF_MEMORY_TEXTS)
 
 
 def _text(value: object) -> str:

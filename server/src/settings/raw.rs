@@ -183,6 +183,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("devices", Kind::Text, "", "Ids of the devices to use, between commas, instead of those found: for devices that the server does not find itself.").environment().ours(),
     key("quarantine_after", count(1, 1_000_000), "10", "Workers of a model that may be lost in a row, with no batch answered in between, before no more are started. `quarantineAfter` in an archive replaces it.").environment().ours(),
     key("python", Kind::Path, "", "Python interpreter of the handlers; unset, one is looked for in the environment."),
+    key("zygote", Kind::Flag, "true", "Fork the hosts of Python models from one process that has imported what they need, instead of starting each anew.").environment().ours(),
+    key("preload_modules", Kind::Text, "torch,torchvision,numpy,PIL.Image", "Modules that the zygote imports when a model is started whose sources name them. They must not start threads when they are imported. Empty: none.").environment().ours(),
     key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
     key("max_download_size", bytes(1), "68719476736", "Bytes that a downloaded archive may have.").environment().ours(),
     key("max_unpacked_size", bytes(1), "68719476736", "Bytes that an archive may unpack to.").environment().ours(),

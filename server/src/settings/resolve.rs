@@ -63,7 +63,8 @@ pub(crate) struct Settings {
     max_download_bytes: u64,
     defaults: ModelDefaults,
     per_model: PerModel,
-    hosts: HostConfig,
+    /// How hosts are made.
+    pub(crate) hosts: HostConfig,
     resources: Vec<ResourceDemand>,
     sequence_headers: SequenceHeaders,
 }
@@ -344,6 +345,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         executable: machine.executable.clone(),
         python: reader.text("python").map(PathBuf::from),
         home: reader.text("model_server_home").map(PathBuf::from),
+        zygote: reader.flag("zygote"),
+        preload_modules: reader.value("preload_modules", module_names),
         cores: machine.cores,
         devices: read_devices(reader, machine, hidden_environment.as_ref()),
         service_envelope: reader
@@ -485,6 +488,24 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
     })
 }
 
+/// Dotted names between commas.
+fn module_names(text: &str) -> Result<Vec<String>, String> {
+    let names = text.split(',').map(str::trim);
+    let names = names.filter(|name| !name.is_empty()).map(|name| {
+        let is_word = |word: &str| {
+            !word.is_empty()
+                && !word.starts_with(|c: char| c.is_ascii_digit())
+                && word.chars().all(|c| c.is_alphanumeric() || c == '_')
+        };
+        if name.split('.').all(is_word) {
+            Ok(name.to_owned())
+        } else {
+            Err(format!("`{name}` is not the name of a module"))
+        }
+    });
+    names.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -565,12 +586,13 @@ mod tests {
             ("enable_model_api", "yes"),
             ("management_address", "https://h"),
             ("worker_isolation", "fork"),
+            ("preload_modules", "torch, a b"),
             ("models", "{"),
             ("log_filter", "=="),
             ("token_expiration_min", "-1"),
         ])
         .unwrap_err();
-        assert_eq!(faults.len(), 10, "{faults:#?}");
+        assert_eq!(faults.len(), 11, "{faults:#?}");
         let text = faults
             .iter()
             .map(ToString::to_string)

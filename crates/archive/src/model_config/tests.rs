@@ -20,7 +20,7 @@ fn known_keys_are_typed_and_the_rest_is_kept_for_the_handler() {
          sequenceMaxIdleMSec: 3\nsequenceTimeoutMSec: 4\nmaxNumSequence: 5\n\
          maxSequenceJobQueueSize: 6\nasyncCommunication: true\nuseVenv: true\n\
          workerIsolation: thread\nnativeHandlers: true\nautoscale: true\n\
-         scaleDownIdleSeconds: 2\nquarantineAfter: 3\n\
+         scaleDownIdleSeconds: 2\nquarantineAfter: 3\nmemoryLimitMb: 512\ncpuLimit: 1.5\n\
          handler:\n  profile: true\npt2: inductor\n",
     );
     assert_eq!(config.warnings, Vec::<String>::new());
@@ -69,6 +69,10 @@ fn known_keys_are_typed_and_the_rest_is_kept_for_the_handler() {
         ),
         (Some(true), Some(2), Some(3))
     );
+    assert_eq!(
+        (config.memory_limit_mb, config.cpu_limit),
+        (Some(512), Some(1.5))
+    );
     assert_eq!(config.other["handler"]["profile"], Value::Bool(true));
     assert_eq!(config.other["pt2"], "inductor");
 }
@@ -78,14 +82,14 @@ fn a_wrong_type_costs_the_key_and_a_warning() {
     let config = parse(
         "batchSize: \"4\"\nmaxBatchDelay: 1.5\ndeviceIds: [0, x]\nuseVenv: 1\ndeviceType: neuron\n\
          torchrun: 3\nresponseTimeout: 0\njobQueueSize: -1\nclientTimeoutInMills: 99999999999\n\
-         parallelType: ring\nworkerIsolation: fiber\n",
+         parallelType: ring\nworkerIsolation: fiber\nmemoryLimitMb: 0\ncpuLimit: -2\n",
     );
     let empty = ModelConfig {
         warnings: config.warnings.clone(),
         ..ModelConfig::default()
     };
     assert_eq!(config, empty);
-    assert_eq!(config.warnings.len(), 11, "{:#?}", config.warnings);
+    assert_eq!(config.warnings.len(), 13, "{:#?}", config.warnings);
     assert_eq!(
         config.warnings[0],
         "`batchSize` must be an integer, not a text; it is ignored"

@@ -1,4 +1,5 @@
-//! The calls into `ts._runtime.bridge`, the only Python that Rust calls by name.
+//! The calls into `ts._runtime.bridge`, with `ts._runtime.zygote` the only Python that Rust calls by
+//! name.
 
 use std::sync::Arc;
 

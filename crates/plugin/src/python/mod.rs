@@ -5,9 +5,11 @@ mod convert;
 mod interpreter;
 mod output;
 mod raised;
+mod zygote;
 
 pub(crate) use bridge::Session;
 pub(crate) use interpreter::start;
+pub(crate) use zygote::ZYGOTE;
 
 /// Writes a line to the model's log, which is this process's standard error.
 #[expect(

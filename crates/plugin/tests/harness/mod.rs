@@ -150,7 +150,11 @@ impl Host {
         drop(command);
         let mut control = Channel::new(ours, LIMIT);
         let python = Some(places.clone());
-        control.send(&HostSetup { python }, None).unwrap();
+        let setup = HostSetup {
+            python,
+            zygote: false,
+        };
+        control.send(&setup, None).unwrap();
         Self {
             child,
             control: Mutex::new(Some(control)),

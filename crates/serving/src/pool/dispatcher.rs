@@ -14,13 +14,16 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 use ts_types::{Isolation, with_causes};
-use ts_wire::frame::{LoadFailureKind, LoadModel, LoadedModel, WorkerReply, WorkerRequest};
+use ts_wire::frame::{
+    LoadFailureKind, LoadModel, LoadedModel, RunFailure, WorkerReply, WorkerRequest,
+};
 use ts_wire::{Channel, Departures, WireError};
 
 use crate::error::{ServingError, StartFailure};
 use crate::pool::devices::{DeviceLease, core_share};
 use crate::pool::exchange;
-use crate::pool::hosts::{Host, HostLease, HostStartError};
+use crate::pool::hosts::{Host, HostLease, HostStartError, NewHost, thread_variables};
+use crate::pool::imports::Modules;
 use crate::pool::logs::ModelLog;
 use crate::pool::restart::{Failures, Lost, Restart};
 use crate::pool::slots::Slots;
@@ -314,8 +317,13 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let limit = self.spec.limits.read().startup_timeout;
+        let (limit, cores) = {
+            let limits = self.spec.limits.read();
+            (limits.startup_timeout, limits.hosts.cores())
+        };
         let threads = core_share(self.spec.surroundings.hosts.cores, self.slots.target());
+        // More would wait for one another in the cores that its host is limited to.
+        let threads = cores.map_or(threads, |cores| threads.min(core_share(cores, 1)));
         let (host, deadline) = self.host(threads, limit)?;
         self.publish.send_modify(|status| {
             status.pid = Some(host.pid());
@@ -479,21 +487,66 @@ impl Dispatcher {
         } else {
             None
         };
+        let surroundings = &self.spec.surroundings;
+        let forked = python.as_ref().and_then(|places| {
+            let load = &self.spec.load;
+            let candidates = &surroundings.hosts.preload_modules;
+            let modules = Modules::of(&load.model_dir, &load.handler, candidates);
+            surroundings
+                .zygote
+                .fork(places, &modules, threads, deadline)
+        });
+        let mut forks_fail = None;
+        if let Some(forked) = forked {
+            let host = self.watch(forked)?;
+            match host.come_up(deadline) {
+                Ok(()) => return Ok(host),
+                Err(error) if self.control.stopping() => return Err(error),
+                Err(error) => forks_fail = Some(error),
+            }
+        }
+        let host = self.watch(NewHost::exec(
+            &surroundings.hosts,
+            &surroundings.children,
+            &thread_variables(threads),
+        )?)?;
+        host.set_up(python.as_ref(), deadline)?;
+        if let Some(error) = forks_fail {
+            surroundings.zygote.distrust(&error);
+        }
+        Ok(host)
+    }
+
+    fn watch(&self, host: NewHost) -> Result<Arc<HostLease>, HostStartError> {
+        let limits = self.spec.limits.read().hosts;
+        let host = host.confine(&self.spec.surroundings.confinement, limits)?;
         let spec = Arc::downgrade(&self.spec);
-        let host = Host::spawn(
-            &self.spec.surroundings.hosts,
-            threads,
-            ModelLog { name: self.name() },
-            move || {
-                if let Some(spec) = spec.upgrade() {
-                    spec.queue.wake_all();
-                }
-            },
-        )?;
+        let host = host.watch(ModelLog { name: self.name() }, move || {
+            if let Some(spec) = spec.upgrade() {
+                spec.queue.wake_all();
+            }
+        })?;
         let host = Arc::new(HostLease::new(host));
         self.control.set_host(Some(host.process()));
-        host.set_up(python.as_ref(), deadline)?;
         Ok(host)
+    }
+
+    /// A worker that was refused memory under its model's limit is replaced: what it still holds
+    /// would be missing to every batch that follows.
+    pub(super) fn over_memory(
+        &self,
+        outcome: &Result<exchange::Replies, RunFailure>,
+    ) -> Option<StartFailure> {
+        let bytes = self.spec.limits.read().hosts.memory_bytes?;
+        let refused = match outcome {
+            Err(failure) => *failure == RunFailure::OutOfMemory,
+            Ok(replies) => replies.contains(&Err(RunFailure::OutOfMemory)),
+        };
+        refused.then(|| StartFailure {
+            text: format!("out of memory under its limit of {} MiB", bytes >> 20),
+            out_of_memory: true,
+            permanent: false,
+        })
     }
 
     /// Explains the loss of a worker, and makes sure that what is lost is also gone.

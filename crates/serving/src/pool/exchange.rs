@@ -139,7 +139,14 @@ impl Dispatcher {
                     let second = first.split_off(first.len().div_ceil(2));
                     waiting.extend([second, first]);
                 }
-                outcome => answer(round.held, outcome, round.handed_over),
+                outcome => {
+                    let lost = self.over_memory(&outcome);
+                    answer(round.held, outcome, round.handed_over);
+                    if let Some(failure) = lost {
+                        self.put_back_all(waiting);
+                        return Err(End::Lost(failure));
+                    }
+                }
             }
             round = loop {
                 let Some(jobs) = waiting.pop() else {
@@ -155,13 +162,17 @@ impl Dispatcher {
                     Ok(None) => {}
                     Err(end) => {
                         // The worker was lost with another half: these may have the next one.
-                        for jobs in waiting {
-                            self.spec.queue.put_back(jobs);
-                        }
+                        self.put_back_all(waiting);
                         return Err(end);
                     }
                 }
             };
+        }
+    }
+
+    fn put_back_all(&self, waiting: Vec<Vec<Job>>) {
+        for jobs in waiting {
+            self.spec.queue.put_back(jobs);
         }
     }
 

@@ -1,29 +1,33 @@
 //! Model hosts as the server sees them: start, watch, kill, reap.
 //!
-//! A host is the server's own executable in its hidden `worker` command, in a process group of its
-//! own. One thread per host copies its output to the model log, reaps it, and then hangs up all its
+//! A host is the server's own executable in its hidden `worker` command, or a copy of one such that
+//! the zygote has forked (`zygote.rs`), in a process group of its own. One thread per host copies its output to the model log, reaps it, and then hangs up all its
 //! channels: a grandchild may hold their other ends open, so their closing alone tells nothing.
 
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions};
+use rustix::process::{Pid, Signal};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use ts_types::HostLimits;
 use ts_wire::frame::{ControlRequest, HostReply, HostSetup, PythonPlaces};
 use ts_wire::{Channel, HangUp, WireError};
 
 use crate::config::HostConfig;
+use crate::pool::children::{Children, OwnChild};
+use crate::pool::limits::{Confined, Confinement};
 use crate::pool::logs::ModelLog;
 
 /// Control messages carry paths and texts, never bodies.
-const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
 
 /// A forward pass allocates and frees the same large tensors every time. By default the C library
 /// gives them back to the system and fetches them again: some 2,300 page faults and 6 ms a photo of
@@ -39,6 +43,8 @@ const KEEP_MEMORY: [(&str, &str); 2] = [
 pub(crate) enum HostStartError {
     #[error("a model host could not be started")]
     Spawn(#[from] io::Error),
+    #[error("the limits of a model host (`memoryLimitMb`, `cpuLimit`) cannot be enforced")]
+    Limits(#[source] io::Error),
     #[error("a new model host does not answer")]
     Wire(#[from] WireError),
     #[error("{0}")]
@@ -50,18 +56,40 @@ pub(crate) enum HostStartError {
 pub(crate) struct HostExit {
     status: ExitStatus,
     ordered: bool,
+    limit: Option<MemoryLimit>,
+}
+
+/// What a limit on its memory has to do with a host's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MemoryLimit {
+    bytes: u64,
+    /// The kernel has ended it for being over.
+    exceeded: bool,
+    /// What is over is refused, and native code that is refused memory aborts.
+    refuses: bool,
 }
 
 impl HostExit {
     /// Killed from outside by the one signal that the kernel uses when memory runs out, or by a
     /// parent that says so with 137 (*torchserve-contract* 4.6).
     pub(crate) fn out_of_memory(self) -> bool {
-        !self.ordered && (self.status.signal() == Some(9) || self.status.code() == Some(137))
+        let refused = self.limit.is_some_and(|limit| limit.refuses);
+        match (self.status.signal(), self.status.code()) {
+            _ if self.ordered => false,
+            (Some(6), _) => refused,
+            (signal, code) => signal == Some(9) || code == Some(137),
+        }
     }
 
     /// One line for the log and the model's last failure.
     pub(crate) fn describe(self) -> String {
         match (self.status.signal(), self.status.code()) {
+            (Some(signal), _)
+                if !self.ordered && self.limit.is_some_and(|of| of.explains(signal)) =>
+            {
+                let mib = self.limit.map_or(0, |limit| limit.bytes >> 20);
+                format!("killed by signal {signal}: out of memory under its limit of {mib} MiB")
+            }
             (Some(9), _) if !self.ordered => {
                 "killed by signal 9; the usual cause is that memory ran out".to_owned()
             }
@@ -69,6 +97,103 @@ impl HostExit {
             (None, Some(code)) => format!("exited with status {code}"),
             (None, None) => "ended".to_owned(),
         }
+    }
+}
+
+impl MemoryLimit {
+    fn explains(self, signal: i32) -> bool {
+        self.exceeded && signal == 9 || self.refuses && signal == 6
+    }
+}
+
+/// A host process that nobody watches yet.
+pub(crate) struct NewHost {
+    pub(crate) child: OwnChild,
+    pub(crate) control: Channel,
+    pub(crate) stdout: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
+    pub(crate) confined: Confined,
+}
+
+impl NewHost {
+    /// Starts a host as a program of its own. [`Host::set_up`] tells it what to be.
+    pub(crate) fn exec(
+        config: &HostConfig,
+        children: &Arc<Children>,
+        variables: &[(&str, String)],
+    ) -> Result<Self, HostStartError> {
+        let (near, far) = Channel::pair()?;
+        let (mut child, own) = children.spawn(&mut command(config, variables, far))?;
+        Ok(Self {
+            child: own,
+            control: Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES),
+            stdout: child.stdout.take().map(OwnedFd::from),
+            stderr: child.stderr.take().map(OwnedFd::from),
+            confined: Confined::default(),
+        })
+    }
+
+    /// Limits what it may use.
+    pub(crate) fn confine(
+        mut self,
+        confinement: &Arc<Confinement>,
+        limits: HostLimits,
+    ) -> Result<Self, HostStartError> {
+        match confinement.confine(self.child.pid(), limits) {
+            Ok(confined) => {
+                self.confined = confined;
+                Ok(self)
+            }
+            Err(error) => {
+                self.child.discard();
+                Err(HostStartError::Limits(error))
+            }
+        }
+    }
+
+    /// Watches it from now on. `on_exit` is called once, from the host's own thread, after the
+    /// process has been reaped.
+    pub(crate) fn watch(
+        self,
+        log: ModelLog,
+        on_exit: impl FnOnce() + Send + 'static,
+    ) -> Result<Arc<Host>, HostStartError> {
+        let Self {
+            child,
+            control,
+            stdout,
+            stderr,
+            confined,
+        } = self;
+        let pid = child.pid();
+        let pidfd = match child.pidfd() {
+            Ok(pidfd) => pidfd,
+            Err(error) => {
+                child.discard();
+                return Err(error.into());
+            }
+        };
+        let host = Arc::new(Host {
+            pid,
+            hang_ups: Mutex::new(vec![control.hang_up()]),
+            control: Mutex::new(control),
+            ordered_to_end: AtomicBool::new(false),
+            exit: Mutex::new(None),
+            exited: Condvar::new(),
+        });
+        let watched = Arc::clone(&host);
+        std::thread::Builder::new()
+            .name(format!("host-{}", pid.as_raw_nonzero()))
+            .spawn(move || {
+                log.copy(stdout, stderr, pidfd.as_fd());
+                watched.reap(child, &confined);
+                on_exit();
+            })
+            .inspect_err(|_| {
+                // The child is an orphan by now, and is reaped as one.
+                let _already_gone = rustix::process::kill_process_group(pid, Signal::KILL);
+            })?;
+        Ok(host)
     }
 }
 
@@ -84,61 +209,28 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Starts a host process. `on_exit` is called once, from the host's own thread, after the
-    /// process has been reaped. [`Host::set_up`] comes next.
-    pub(crate) fn spawn(
-        config: &HostConfig,
-        intra_op_threads: u32,
-        log: ModelLog,
-        on_exit: impl FnOnce() + Send + 'static,
-    ) -> Result<Arc<Self>, HostStartError> {
-        let (near, far) = Channel::pair()?;
-        let mut child = command(config, intra_op_threads, far).spawn()?;
-        let pid = Pid::from_child(&child);
-        let stdout = child.stdout.take().map(OwnedFd::from);
-        let stderr = child.stderr.take().map(OwnedFd::from);
-        let discard = |error: io::Error| {
-            let _already_gone = rustix::process::kill_process_group(pid, Signal::KILL);
-            let _nothing_to_reap = rustix::process::waitpid(Some(pid), WaitOptions::empty());
-            HostStartError::Spawn(error)
-        };
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|errno| discard(errno.into()))?;
-        let control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
-        let host = Arc::new(Self {
-            pid,
-            hang_ups: Mutex::new(vec![control.hang_up()]),
-            control: Mutex::new(control),
-            ordered_to_end: AtomicBool::new(false),
-            exit: Mutex::new(None),
-            exited: Condvar::new(),
-        });
-        let watched = Arc::clone(&host);
-        std::thread::Builder::new()
-            .name(format!("host-{}", pid.as_raw_nonzero()))
-            .spawn(move || {
-                log.copy(stdout, stderr, pidfd.as_fd());
-                watched.reap(&mut child);
-                on_exit();
-            })
-            .map_err(discard)?;
-        Ok(host)
-    }
-
     /// Waits for the end of the process and makes it known.
-    fn reap(&self, child: &mut Child) {
-        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        while let Err(Errno::INTR) = rustix::process::waitid(WaitId::Pid(self.pid), ended) {}
+    fn reap(&self, child: OwnChild, confined: &Confined) {
+        child.wait();
         // Whatever it started and left behind goes too, while the number of the group is still
         // taken by the process that waits to be reaped.
         let _nothing_left = rustix::process::kill_process_group(self.pid, Signal::KILL);
         let ordered = self.ordered_to_end.load(Ordering::SeqCst);
+        let limit = confined.limits().memory_bytes.map(|bytes| MemoryLimit {
+            bytes,
+            exceeded: confined.was_over_memory(),
+            refuses: confined.refuses_memory(),
+        });
         let mut exit = self.exit.lock();
-        let status = child.wait().unwrap_or_else(|error| {
-            tracing::error!(%error, pid = child.id(), "reaping a host failed");
+        let status = child.reap().unwrap_or_else(|error| {
+            tracing::error!(%error, pid = self.pid(), "reaping a host failed");
             ExitStatus::default()
         });
-        *exit = Some(HostExit { status, ordered });
+        *exit = Some(HostExit {
+            status,
+            ordered,
+            limit,
+        });
         drop(exit);
         self.exited.notify_all();
         for channel in self.hang_ups.lock().iter() {
@@ -152,14 +244,37 @@ impl Host {
         python: Option<&PythonPlaces>,
         deadline: Option<Instant>,
     ) -> Result<(), HostStartError> {
-        let mut control = self.control.lock();
-        control.send(
-            &HostSetup {
-                python: python.cloned(),
-            },
-            None,
-        )?;
-        let reply = control
+        self.begin(python, false, deadline)
+    }
+
+    /// Tells the host to be a zygote, and waits until it can fork.
+    pub(crate) fn set_up_zygote(
+        &self,
+        python: &PythonPlaces,
+        deadline: Option<Instant>,
+    ) -> Result<(), HostStartError> {
+        self.begin(Some(python), true, deadline)
+    }
+
+    fn begin(
+        &self,
+        python: Option<&PythonPlaces>,
+        zygote: bool,
+        deadline: Option<Instant>,
+    ) -> Result<(), HostStartError> {
+        let setup = HostSetup {
+            python: python.cloned(),
+            zygote,
+        };
+        self.control.lock().send(&setup, None)?;
+        self.come_up(deadline)
+    }
+
+    /// Waits until the host can do its work.
+    pub(crate) fn come_up(&self, deadline: Option<Instant>) -> Result<(), HostStartError> {
+        let reply = self
+            .control
+            .lock()
             .receive(deadline)
             .and_then(|incoming| incoming.header());
         match reply {
@@ -174,6 +289,18 @@ impl Host {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Asks something on the control channel, and waits for the answer.
+    pub(crate) fn ask<T: DeserializeOwned>(
+        &self,
+        request: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: Option<Instant>,
+    ) -> Result<T, WireError> {
+        let mut control = self.control.lock();
+        control.send(request, descriptor)?;
+        control.receive(deadline)?.header()
     }
 
     /// Adds a worker and returns the server's end of its channel.
@@ -256,7 +383,13 @@ impl Drop for HostLease {
     }
 }
 
-fn command(config: &HostConfig, intra_op_threads: u32, control: OwnedFd) -> Command {
+/// What libraries read once, before the first thread of their pools. Each worker thread sets its own
+/// number as well; without these a fresh thread would start a pool for the whole machine.
+pub(crate) fn thread_variables(threads: u32) -> [(&'static str, String); 2] {
+    ["OMP_NUM_THREADS", "MKL_NUM_THREADS"].map(|name| (name, threads.to_string()))
+}
+
+fn command(config: &HostConfig, variables: &[(&str, String)], control: OwnedFd) -> Command {
     let mut command = Command::new(&config.executable);
     command
         .arg("worker")
@@ -265,21 +398,24 @@ fn command(config: &HostConfig, intra_op_threads: u32, control: OwnedFd) -> Comm
         .stderr(Stdio::piped())
         // A Ctrl-C at the server's terminal is the server's to act on.
         .process_group(0)
-        // OpenMP reads these once, before the first thread of its pool. Each worker thread sets its
-        // own number as well; without these a fresh thread would start a pool for the whole machine.
-        .env("OMP_NUM_THREADS", intra_op_threads.to_string())
-        .env("MKL_NUM_THREADS", intra_op_threads.to_string());
+        .envs(variables.iter().map(|(name, value)| (name, value)));
     for (name, value) in KEEP_MEMORY {
         if std::env::var_os(name).is_none() {
             command.env(name, value);
         }
     }
-    if let Some(hidden) = &config.hidden_environment {
+    if config.hidden_environment.is_some() {
         for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(|name| hidden.is_match(name)) {
+            if name.to_str().is_some_and(|name| is_hidden(config, name)) {
                 command.env_remove(name);
             }
         }
     }
     command
+}
+
+/// Whether hosts do not inherit a variable.
+pub(crate) fn is_hidden(config: &HostConfig, name: &str) -> bool {
+    let hidden = config.hidden_environment.as_ref();
+    hidden.is_some_and(|hidden| hidden.is_match(name))
 }

@@ -5,17 +5,21 @@
 //! removes slots as the load asks (`scale.rs`) and puts a model whose workers only fail into
 //! quarantine; the pool itself does what management asks and reads what the slots publish.
 
+mod children;
 mod conversation;
 mod devices;
 mod dispatcher;
 mod exchange;
 mod hosts;
+mod imports;
+mod limits;
 mod logs;
 pub(crate) mod python;
 mod resizing;
 mod restart;
 mod scale;
 mod slots;
+mod zygote;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,10 +36,13 @@ use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
 use crate::metrics::ModelMetrics;
 use crate::order::Order;
+use crate::pool::children::Children;
 use crate::pool::devices::{Devices, PoolDevices};
 use crate::pool::hosts::HostLease;
+use crate::pool::limits::Confinement;
 use crate::pool::python::PythonError;
 use crate::pool::slots::Slots;
+use crate::pool::zygote::Zygote;
 use crate::queue::{Queue, QueueRules};
 use crate::resources::Resources;
 use crate::spec::ResolvedModel;
@@ -58,11 +65,19 @@ pub(crate) struct Surroundings {
     devices: Arc<Devices>,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
+    children: Arc<Children>,
+    zygote: Arc<Zygote>,
+    confinement: Arc<Confinement>,
 }
 
 impl Surroundings {
+    /// To be called inside the runtime.
     pub(crate) fn new(hosts: HostConfig, resources: &[ResourceDemand]) -> Self {
+        let children = Children::start();
         Self {
+            zygote: Zygote::new(&hosts, &children),
+            children,
+            confinement: Arc::default(),
             devices: Devices::new(hosts.devices.clone()),
             hosts,
             resources: Arc::new(Resources::new(resources)),
@@ -76,9 +91,14 @@ impl Surroundings {
         self.next_worker.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// What enforces a model's limits on its hosts.
+    pub(crate) fn means_of_limits(&self) -> &'static str {
+        self.confinement.means()
+    }
+
     /// Where Python lives; looked for at the first call.
     fn python(&self) -> Result<PythonPlaces, PythonError> {
-        let find = || python::find(&self.hosts);
+        let find = || python::find(&self.hosts, &self.children);
         let mut known = self.python.lock();
         match &*known {
             Some(Ok(places)) => Ok(places.clone()),

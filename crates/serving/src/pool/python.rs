@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use ts_wire::frame::PythonPlaces;
 
 use crate::config::HostConfig;
+use crate::pool::children::Children;
 
 /// File name of the plugin, next to the executable.
 const PLUGIN_FILE: &str = "libts_plugin.so";
@@ -74,10 +76,13 @@ pub(crate) enum PythonError {
 }
 
 /// Finds interpreter, libpython, torch, the plugin and the `ts` package.
-pub(crate) fn find(config: &HostConfig) -> Result<PythonPlaces, PythonError> {
+pub(crate) fn find(
+    config: &HostConfig,
+    children: &Arc<Children>,
+) -> Result<PythonPlaces, PythonError> {
     let server = config.executable.as_path();
     let executable = interpreter(config.python.as_deref(), server)?;
-    let answer = ask(&executable)?;
+    let answer = ask(&executable, children)?;
     let Some(libpython) = answer.libpython else {
         return Err(PythonError::NotShared {
             executable,
@@ -161,17 +166,20 @@ fn listed(paths: &[PathBuf]) -> String {
     shown.join(", ")
 }
 
-fn ask(executable: &Path) -> Result<Answer, PythonError> {
+fn ask(executable: &Path, children: &Arc<Children>) -> Result<Answer, PythonError> {
     let no_answer = |reason: String| PythonError::Unanswered {
         executable: executable.to_owned(),
         reason,
     };
-    let mut child = Command::new(executable)
+    let mut command = Command::new(executable);
+    command
         .args(["-I", "-c", QUESTION])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
+        .stderr(Stdio::piped());
+    // Ours for as long as it is waited for here.
+    let (mut child, _known) = children
+        .spawn(&mut command)
         .map_err(|error| no_answer(error.to_string()))?;
     // Its answer fits into a pipe, so it need not be read before the end.
     if !ends_within(&child, ANSWERS_WITHIN) {

@@ -431,6 +431,12 @@ struct Described {
     quarantined: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_limit_mb: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_limit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits_enforced_by: Option<&'static str>,
     workers: Vec<DescribedWorker>,
     job_queue_status: QueueStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -503,6 +509,12 @@ impl Described {
             autoscale: limits.autoscale,
             quarantined: version.quarantined.clone(),
             last_failure: version.last_failure.clone(),
+            memory_limit_mb: limits.hosts.memory_bytes.map(|bytes| bytes >> 20),
+            cpu_limit: limits
+                .hosts
+                .cpu_millis
+                .map(|millis| f64::from(millis) / 1000.0),
+            limits_enforced_by: version.host_limits_by,
             workers: version.workers.iter().map(DescribedWorker::of).collect(),
             job_queue_status: QueueStatus {
                 remaining_capacity: version.remaining_capacity,
