@@ -270,11 +270,12 @@ impl Queue {
             return Some((Refusal::QueueFull, soon));
         }
         if let (Some(sequences), Some(sequence)) = (&state.sequences, &job.demand.sequence)
-            && let Err(refused) = sequences.admits(&sequence.id)
+            && let Err(refused) = sequences.admits(&sequence.id, sequence.starts)
         {
             return Some(match refused {
                 SequenceRefusal::TooMany => (Refusal::TooManySequences, soon),
                 SequenceRefusal::QueueFull => (Refusal::SequenceQueueFull, soon),
+                SequenceRefusal::Unknown => (Refusal::SequenceOver, Duration::ZERO),
             });
         }
         let goal = state.rules.latency_goal;
@@ -583,6 +584,17 @@ impl Queue {
             // batch of a closed queue is everybody's.
             self.arrival.notify_all();
         }
+    }
+
+    /// The handler has ended these sequences.
+    pub(crate) fn end_sequences<'i>(&self, ids: impl Iterator<Item = &'i str>) {
+        let mut orphans = Vec::new();
+        if let Some(sequences) = &mut self.state.lock().sequences {
+            for id in ids {
+                orphans.append(&mut sequences.end(id));
+            }
+        }
+        fail_orphans(orphans);
     }
 
     /// A worker has ended, and with it the state of the sequences that it kept.

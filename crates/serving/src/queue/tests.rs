@@ -86,7 +86,8 @@ fn refusal(result: Result<Caller, NotQueued>) -> Option<Refusal> {
 
 /// What a worker takes now; `None` where it would wait.
 fn take_as(queue: &Arc<Queue>, worker: u32) -> Option<Batch> {
-    match queue.take(worker, || false, || Some(Instant::now())) {
+    let now = Instant::now();
+    match queue.take(worker, || false, || Some(now)) {
         Taken::Batch(batch) => Some(batch),
         Taken::Idle | Taken::Stopped => None,
     }
@@ -369,6 +370,7 @@ fn of_a_sequence_one_runs_at_a_time_and_always_in_its_worker() {
         max_sequences: 2,
         max_waiting_sequences: 0,
         max_queued: 5,
+        continuous: false,
     };
     let queue = queue_of(QueueRules {
         sequences: Some(sequences),
@@ -378,6 +380,7 @@ fn of_a_sequence_one_runs_at_a_time_and_always_in_its_worker() {
     let of = |id: &str, ends| Demand {
         sequence: Some(InSequence {
             id: Arc::from(id),
+            starts: false,
             ends,
         }),
         ..Demand::default()
@@ -607,8 +610,9 @@ fn joining_takes_what_waits_unless_another_kind_waits_longer() {
 #[test]
 fn a_worker_that_has_waited_for_long_enough_takes_what_is_there_and_else_nothing() {
     let queue = queue(8, 100);
+    let now = Instant::now();
     assert!(matches!(
-        queue.take(9000, || false, || Some(Instant::now())),
+        queue.take(9000, || false, || Some(now)),
         Taken::Idle
     ));
     let _kept = predict(&queue).unwrap();

@@ -14,6 +14,7 @@ fn policy(strategy: SequenceStrategy) -> SequencePolicy {
         max_sequences: 2,
         max_waiting_sequences: 1,
         max_queued: 2,
+        continuous: false,
     }
 }
 
@@ -74,13 +75,13 @@ fn limits_refuse_and_a_waiting_sequence_follows_the_first_that_ends() {
     let mut all = Sequences::new(policy(SequenceStrategy::Direct));
     let now = Instant::now();
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
-        assert_eq!(all.admits(name), Ok(()));
+        assert_eq!(all.admits(name, false), Ok(()));
         all.push(&id(name), now + number as u32 * MS, number, now);
     }
     assert_eq!(all.counts(), (2, 1));
-    assert_eq!(all.admits("d"), Err(SequenceRefusal::TooMany));
+    assert_eq!(all.admits("d", true), Err(SequenceRefusal::TooMany));
     all.push(&id("a"), now, 9, now);
-    assert_eq!(all.admits("a"), Err(SequenceRefusal::QueueFull));
+    assert_eq!(all.admits("a", false), Err(SequenceRefusal::QueueFull));
     assert_eq!(names(all.ready(7, 9)), ["a", "b"]);
     all.take(&id("b"), 7);
     assert!(all.finished(&id("b"), true, now).is_empty());
@@ -143,6 +144,29 @@ fn a_last_request_ends_its_sequence_unless_more_came_meanwhile() {
     assert_eq!(all.counts(), (0, 0));
 }
 
+#[test]
+fn with_continuous_batching_a_second_request_joins_the_first_and_none_begins_unasked() {
+    let mut all = Sequences::new(SequencePolicy {
+        continuous: true,
+        ..policy(SequenceStrategy::Direct)
+    });
+    let now = Instant::now();
+    assert_eq!(all.admits("a", false), Err(SequenceRefusal::Unknown));
+    assert_eq!(all.admits("a", true), Ok(()));
+    all.push(&id("a"), now, 1, now);
+    all.take(&id("a"), 7);
+    assert_eq!(all.admits("a", false), Ok(()));
+    all.push(&id("a"), now, 2, now);
+    assert_eq!(names(all.ready(7, 1)), ["a"]);
+    all.take(&id("a"), 7);
+    assert!(all.end("a").is_empty());
+    all.finished(&id("a"), false, now);
+    assert_eq!(all.counts(), (1, 0), "a request of it still runs");
+    all.finished(&id("a"), false, now);
+    assert_eq!(all.counts(), (0, 0));
+    assert_eq!(all.admits("a", false), Err(SequenceRefusal::Unknown));
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Push(u8),
@@ -180,7 +204,7 @@ proptest! {
             match step {
                 Step::Push(name) => {
                     let name = id(&name.to_string());
-                    if all.admits(&name).is_ok() {
+                    if all.admits(&name, false).is_ok() {
                         all.push(&name, now, pushed, now);
                         pushed += 1;
                     }
