@@ -1,10 +1,12 @@
 use proptest::prelude::*;
 use ts_types::{
-    Gather, InferRequest, ModelName, RequestId, SequenceStrategy, TimeoutAction, Urgency,
+    Gather, InferRequest, ModelName, RequestId, RequestKind, SequenceStrategy, TimeoutAction,
+    Urgency,
 };
 
+use super::worker::SEQUENCE_ROW;
 use super::*;
-use crate::job::{Answered, Demand};
+use crate::job::{Answered, Demand, InSequence};
 
 const MS: Duration = Duration::from_millis(1);
 
