@@ -431,7 +431,8 @@ impl State {
     fn add(&mut self, job: Job, now: Instant) {
         if let (Some(sequences), Some(sequence)) = (&mut self.sequences, &job.demand.sequence) {
             let id = Arc::clone(&sequence.id);
-            return sequences.push(&id, job.arrived, job, now);
+            let starts = sequence.starts;
+            return sequences.push(&id, starts, (job.arrived, job), now);
         }
         self.groups.add(job, self.rules.levels.len());
     }

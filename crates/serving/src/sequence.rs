@@ -98,7 +98,14 @@ impl<J> Sequences<J> {
     }
 
     /// Adds a job that [`Sequences::admits`] has let in.
-    pub(crate) fn push(&mut self, id: &SequenceId, arrived: Instant, job: J, now: Instant) {
+    /// One that begins a sequence anew gives it its whole time again.
+    pub(crate) fn push(
+        &mut self,
+        id: &SequenceId,
+        starts: bool,
+        (arrived, job): (Instant, J),
+        now: Instant,
+    ) {
         let active = self.has_room();
         let sequence = self.by_id.entry(Arc::clone(id)).or_insert_with(|| {
             if !active {
@@ -114,6 +121,9 @@ impl<J> Sequences<J> {
                 seat: None,
             }
         });
+        if starts {
+            sequence.started = now;
+        }
         sequence.jobs.push_back((arrived, job));
         self.jobs += 1;
     }
@@ -121,7 +131,7 @@ impl<J> Sequences<J> {
     /// Puts a job that never ran back at the head of its sequence.
     pub(crate) fn put_back(&mut self, id: &SequenceId, arrived: Instant, job: J, now: Instant) {
         if !self.by_id.contains_key(id) {
-            self.push(id, arrived, job, now);
+            self.push(id, false, (arrived, job), now);
         } else if let Some(sequence) = self.by_id.get_mut(id) {
             sequence.jobs.push_front((arrived, job));
             self.jobs += 1;
