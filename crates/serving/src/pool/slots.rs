@@ -177,12 +177,12 @@ impl Slots {
     /// ever take the job, if so.
     pub(crate) fn arrived(self: &Arc<Self>) -> Option<Refusal> {
         let mut state = self.lock();
-        if self.spec.queue.is_closed() {
-            // The workers, no longer listed here, finish what it has.
-            return None;
+        if self.autoscales() && !self.spec.queue.is_closed() {
+            self.grow(&mut state, Growth::at_arrival);
         }
-        self.grow(&mut state, Growth::at_arrival);
-        self.refusal_in(&state)
+        let refusal = self.refusal_in(&state)?;
+        // Of a closed queue the workers, no longer listed here, finish what it has.
+        (!self.spec.queue.is_closed()).then_some(refusal)
     }
 
     /// A worker has cut a batch and is about to run it.
