@@ -2,10 +2,14 @@
 //! 15.3). Pure.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Batches that are remembered.
 const SAMPLES: usize = 64;
+
+/// How long a batch tells something of those to come. One that was slow for a reason of its own, such
+/// as the first of its size, is to be forgotten even if no other of its size runs.
+const LIFE: Duration = Duration::from_secs(60);
 
 /// Least slope, so that a division by it is one.
 const LEAST_SLOPE_MICROS: f64 = 1e-3;
@@ -47,38 +51,69 @@ fn micros(value: f64) -> Duration {
 /// loses its oldest one.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
-    by_size: BTreeMap<usize, VecDeque<f64>>,
+    by_size: BTreeMap<usize, VecDeque<Sample>>,
     count: usize,
     fit: Option<Fit>,
+    cost: Option<Fit>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    at: Instant,
+    micros: f64,
 }
 
 impl Samples {
-    /// Notes a batch of `size` items that ran for `took`.
-    pub(crate) fn add(&mut self, size: usize, took: Duration) {
-        if self.count == SAMPLES {
-            let largest = self.by_size.iter_mut().max_by_key(|(_, kept)| kept.len());
-            if let Some((&size, kept)) = largest {
+    /// Notes a batch of `size` items that ran for `took` and ended at `now`.
+    pub(crate) fn add(&mut self, size: usize, took: Duration, now: Instant) {
+        let is_old = |sample: &Sample| now.saturating_duration_since(sample.at) >= LIFE;
+        self.by_size.retain(|_, kept| {
+            while kept.front().is_some_and(is_old) {
                 kept.pop_front();
-                if kept.is_empty() {
-                    self.by_size.remove(&size);
-                }
                 self.count -= 1;
             }
+            !kept.is_empty()
+        });
+        if self.count == SAMPLES
+            && let Some((&size, kept)) = self.by_size.iter_mut().max_by_key(|(_, kept)| kept.len())
+        {
+            kept.pop_front();
+            self.count -= 1;
+            if kept.is_empty() {
+                self.by_size.remove(&size);
+            }
         }
+        let micros = took.as_secs_f64() * 1e6;
         let kept = self.by_size.entry(size).or_default();
-        kept.push_back(took.as_secs_f64() * 1e6);
+        kept.push_back(Sample { at: now, micros });
         self.count += 1;
         self.fit = self.least_squares();
+        self.cost = self.fit.or_else(|| self.mean());
     }
 
-    /// The line through them; `None` until batches of two sizes have run.
+    /// The line through them; `None` until batches of two sizes have run. It tells what belongs to a
+    /// batch and what to its items.
     pub(crate) fn fit(&self) -> Option<Fit> {
         self.fit
+    }
+
+    /// What a batch will cost: that line, or what those of the one size that there was did.
+    pub(crate) fn cost(&self) -> Option<Fit> {
+        self.cost
     }
 
     /// How many batches it rests on.
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    fn mean(&self) -> Option<Fit> {
+        let (_, kept) = self.by_size.first_key_value()?;
+        let total: f64 = kept.iter().map(|sample| sample.micros).sum();
+        Some(Fit {
+            per_batch_micros: total / kept.len() as f64,
+            per_item_micros: LEAST_SLOPE_MICROS,
+        })
     }
 
     fn least_squares(&self) -> Option<Fit> {
@@ -87,7 +122,7 @@ impl Samples {
         }
         let points = || {
             let sizes = self.by_size.iter();
-            sizes.flat_map(|(size, kept)| kept.iter().map(|took| (*size as f64, *took)))
+            sizes.flat_map(|(size, kept)| kept.iter().map(|one| (*size as f64, one.micros)))
         };
         let count = self.count as f64;
         let mean_size = points().map(|(size, _)| size).sum::<f64>() / count;
@@ -121,7 +156,21 @@ mod tests {
     use super::*;
 
     fn add(samples: &mut Samples, size: usize, took: f64) {
-        samples.add(size, micros(took));
+        samples.add(size, micros(took), Instant::now());
+    }
+
+    #[test]
+    fn one_size_tells_what_its_batches_cost_and_old_batches_tell_nothing() {
+        let now = Instant::now();
+        let mut samples = Samples::default();
+        assert_eq!(samples.cost(), None);
+        samples.add(1, micros(1_500_000.0), now);
+        samples.add(2, micros(3_000_000.0), now);
+        assert!(samples.fit().is_some());
+        let later = now + LIFE;
+        samples.add(1, micros(1000.0), later);
+        assert_eq!((samples.fit(), samples.count()), (None, 1));
+        assert_eq!(samples.cost().unwrap().duration(1).as_millis(), 1);
     }
 
     #[test]

@@ -14,9 +14,9 @@
 mod groups;
 mod worker;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -24,11 +24,11 @@ use ts_types::{LevelPolicy, ResourceDemand, SequencePolicy};
 
 use crate::batch::{BatchPolicy, Peaks, Why};
 use crate::error::{Refusal, ServingError};
-use crate::fit::Samples;
+use crate::fit::{Fit, Samples};
 use crate::job::{Job, Place};
 use crate::queue::groups::Groups;
 pub(crate) use crate::queue::worker::{Batch, Running, Taken};
-use crate::resources::Resources;
+use crate::resources::{Permit, Resources};
 use crate::sequence::{SequenceRefusal, Sequences};
 use crate::{BatchCost, Batching};
 
@@ -69,6 +69,8 @@ pub(crate) struct Queue {
     /// Jobs still in the queue whose callers have left. Negative for a moment when a worker meets
     /// one before its caller has counted it.
     left: AtomicI64,
+    /// As in the state, for those who only want to know.
+    closed: AtomicBool,
     resources: Arc<Resources>,
     /// What each batch needs of them while it runs.
     demands: Vec<ResourceDemand>,
@@ -79,6 +81,8 @@ struct State {
     rules: QueueRules,
     groups: Groups,
     sequences: Option<Sequences<Job>>,
+    /// What the batch of a worker holds, for those that join it.
+    permits: HashMap<u32, Weak<Permit>>,
     /// Sequences that one worker can keep.
     rows: usize,
     closed: bool,
@@ -118,6 +122,7 @@ impl Queue {
             state: Mutex::new(State {
                 groups: Groups::default(),
                 sequences: rules.sequences.map(Sequences::new),
+                permits: HashMap::new(),
                 rows: usize::MAX,
                 closed: false,
                 idle: 0,
@@ -132,6 +137,7 @@ impl Queue {
             arrival: Condvar::new(),
             company: Condvar::new(),
             left: AtomicI64::new(0),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -146,14 +152,22 @@ impl Queue {
             let mut state = self.state.lock();
             self.push_locked(&mut state, job, now, &mut orphans)
         };
-        fail_orphans(orphans);
-        match pushed? {
+        self.refuse_orphans(orphans);
+        let wake = match &pushed {
+            Ok(wake) => *wake,
+            // Sequences that have ended have made room.
+            Err(_) => Wake::All,
+        };
+        match wake {
             Wake::Nobody => {}
             Wake::Holder => drop(self.company.notify_one()),
             Wake::Idle => drop(self.arrival.notify_one()),
-            Wake::AllIdle => drop(self.arrival.notify_all()),
+            Wake::All => {
+                self.company.notify_one();
+                self.arrival.notify_all();
+            }
         }
-        Ok(())
+        pushed.map(drop)
     }
 
     fn push_locked(
@@ -166,9 +180,7 @@ impl Queue {
         if state.closed {
             return Err(NotQueued::Closed(Box::new(job)));
         }
-        if let Some(sequences) = &mut state.sequences {
-            orphans.append(&mut sequences.expire(now, |job| self.forget(job)));
-        }
+        self.expire(state, now, orphans);
         if state.groups.jobs() >= state.rules.capacity.saturating_mul(2) {
             // Jobs whose callers have left hold no place, but memory.
             state.groups.purge(|job| self.forget(job));
@@ -182,15 +194,23 @@ impl Queue {
         let in_system = self.waiting(state) + state.running_jobs;
         state.peaks.arrival(in_system);
         Ok(match state.hold {
+            // Only a certain worker may be able to run it.
+            _ if state.sequences.is_some() => Wake::All,
             Some(hold) if urgent || level < hold.level || self.waiting(state) >= hold.wake_at => {
                 Wake::Holder
             }
             // A job of another group is nothing to the one that holds.
-            Some(_) if state.groups.len() < 2 && state.sequences.is_none() => Wake::Nobody,
+            Some(_) if state.groups.len() < 2 => Wake::Nobody,
             _ if state.idle == 0 => Wake::Nobody,
-            _ if state.sequences.is_some() => Wake::AllIdle,
             _ => Wake::Idle,
         })
+    }
+
+    /// Ends the sequences whose time is over, and gives their jobs out.
+    fn expire(&self, state: &mut State, now: Instant, orphans: &mut Vec<Job>) {
+        if let Some(sequences) = &mut state.sequences {
+            orphans.append(&mut sequences.expire(now, |job| self.forget(job)));
+        }
     }
 
     /// Why a job cannot be taken now, and when to come again.
@@ -226,9 +246,14 @@ impl Queue {
         let due = goal.and_then(|goal| job.arrived.checked_add(goal));
         let due = [due, job.demand.deadline].into_iter().flatten().min()?;
         let ahead = state.groups.ahead(level);
+        if ahead == 0 && state.running_jobs == 0 {
+            // Nothing is known to be in its way, and only a batch that runs can tell that batches
+            // have become faster.
+            return None;
+        }
         let wait = state.predicted_wait(ahead)?;
         let size = state.rules.batch.size;
-        let run = state.samples.fit()?.duration(ahead % size + 1);
+        let run = state.samples.cost()?.duration(ahead % size + 1);
         let late = now.checked_add(wait + run).is_none_or(|end| end > due);
         late.then_some((Refusal::TooLate, wait))
     }
@@ -245,7 +270,7 @@ impl Queue {
             state.put_back(job, now);
         }
         drop(state);
-        self.arrival.notify_one();
+        self.arrival.notify_all();
     }
 
     /// Whether the caller of a waiting job has left; counts it out if so.
@@ -265,18 +290,20 @@ impl Queue {
 
     /// Notes how long a batch of `jobs` took.
     pub(crate) fn note(&self, jobs: usize, duration: Duration) {
-        self.state.lock().samples.add(jobs, duration);
+        let now = Instant::now();
+        self.state.lock().samples.add(jobs, duration, now);
     }
 
     /// Whether it is known what a batch costs.
     pub(crate) fn knows_cost(&self) -> bool {
-        self.state.lock().samples.fit().is_some()
+        let state = self.state.lock();
+        state.samples.fit().is_some() || (state.rules.batch.size == 1 && state.samples.count() > 0)
     }
 
     /// How long a batch of `jobs` will take, where that is known.
     pub(crate) fn expected(&self, jobs: usize) -> Option<Duration> {
-        let fit = self.state.lock().samples.fit()?;
-        Some(fit.duration(jobs))
+        let cost = self.state.lock().samples.cost()?;
+        Some(cost.duration(jobs))
     }
 
     /// The handler has ended these sequences.
@@ -287,27 +314,39 @@ impl Queue {
                 orphans.append(&mut sequences.end(id));
             }
         }
-        fail_orphans(orphans);
+        self.refuse_orphans(orphans);
+        self.arrival.notify_all();
+    }
+
+    /// Answers jobs whose sequence has ended before they ran.
+    fn refuse_orphans(&self, jobs: Vec<Job>) {
+        for job in jobs.into_iter().filter(|job| self.claim(job)) {
+            let error = job.refusal(Refusal::SequenceOver, Duration::ZERO);
+            job.fail(error);
+        }
     }
 
     /// A worker has ended, and with it the state of the sequences that it kept.
     pub(crate) fn worker_lost(&self, worker: u32) {
-        let lost = match &mut self.state.lock().sequences {
-            Some(sequences) => sequences.worker_lost(worker),
-            None => Vec::new(),
+        let lost = {
+            let mut state = self.state.lock();
+            state.permits.remove(&worker);
+            let sequences = state.sequences.as_mut();
+            sequences.map_or_else(Vec::new, |all| all.worker_lost(worker))
         };
-        for job in lost {
+        for job in lost.into_iter().filter(|job| self.claim(job)) {
             job.fail(ServingError::WorkerDied {
                 out_of_memory: false,
             });
         }
+        self.arrival.notify_all();
     }
 
     /// Tells over how many workers the sequences are spread.
     pub(crate) fn spread_over(&self, workers: usize) {
         let mut state = self.state.lock();
         if let Some(policy) = state.rules.sequences {
-            state.rows = (policy.max_sequences / workers.max(1)).max(1);
+            state.rows = policy.max_sequences.div_ceil(workers.max(1));
         }
     }
 
@@ -332,12 +371,13 @@ impl Queue {
     /// Takes no more jobs; those that wait are still handed out.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
+        self.closed.store(true, Ordering::SeqCst);
         self.arrival.notify_all();
         self.company.notify_all();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.state.lock().closed
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Answers everything that waits with an error.
@@ -386,7 +426,7 @@ impl Queue {
             max_delay: state.rules.batch.delay,
             gather: state.rules.batch.gather,
             preferred_sizes: state.rules.batch.preferred.clone(),
-            cost: state.samples.fit().map(|fit| BatchCost {
+            cost: state.known_cost().map(|fit| BatchCost {
                 per_batch_micros: fit.per_batch_micros,
                 per_item_micros: fit.per_item_micros,
             }),
@@ -408,19 +448,12 @@ impl Queue {
 }
 
 /// Whom an arrival wakes.
+#[derive(Debug, Clone, Copy)]
 enum Wake {
     Nobody,
     Holder,
     Idle,
-    /// The job may be one that only a certain worker can run.
-    AllIdle,
-}
-
-fn fail_orphans(jobs: Vec<Job>) {
-    for job in jobs {
-        let error = job.refusal(Refusal::SequenceOver, Duration::ZERO);
-        job.fail(error);
-    }
+    All,
 }
 
 impl State {
@@ -445,9 +478,17 @@ impl State {
         self.groups.put_back(job, self.rules.levels.len());
     }
 
+    /// What a batch costs, as far as that can be told of its size.
+    fn known_cost(&self) -> Option<Fit> {
+        let single = self.rules.batch.size == 1;
+        self.samples
+            .fit()
+            .or_else(|| self.samples.cost().filter(|_| single))
+    }
+
     /// How long a job waits that has this many before it; `None` where costs are not known.
     fn predicted_wait(&self, ahead: usize) -> Option<Duration> {
-        let fit = self.samples.fit()?;
+        let fit = self.samples.cost()?;
         let workers = self.idle + self.running_batches;
         if workers == 0 {
             return None;

@@ -1,7 +1,7 @@
 //! Requests that belong together (*torchserve-contract* 9.4, *batching-and-scheduling* 5). Pure.
 //!
-//! Of one sequence at most one request runs at a time (but with continuous batching), in the order
-//! of arrival, and a batch holds different sequences. With [`SequenceStrategy::Direct`] a sequence has a fixed row of a fixed
+//! Of one sequence at most one request runs at a time (but with continuous batching), in the order of
+//! arrival, and a batch holds different sequences. With [`SequenceStrategy::Direct`] a sequence has a fixed row of a fixed
 //! worker, so that its state may lie there; with [`SequenceStrategy::Oldest`] any worker takes it.
 //! A sequence ends when a request says so, when it was idle for too long, and when its time is over.
 
@@ -142,6 +142,12 @@ impl<J> Sequences<J> {
         self.by_id.len() - self.waiting.len() < self.policy.max_sequences
     }
 
+    /// The next job of a sequence.
+    pub(crate) fn head(&self, id: &str) -> Option<&J> {
+        let (_, job) = self.by_id.get(id)?.jobs.front()?;
+        Some(job)
+    }
+
     /// The sequences whose next job this worker may run now, the longest waiting first.
     /// `rows` is how many sequences a worker can keep.
     pub(crate) fn ready(&self, worker: u32, rows: usize) -> Vec<(Instant, SequenceId)> {
@@ -254,9 +260,15 @@ impl<J> Sequences<J> {
         over.iter().flat_map(|id| self.remove(id)).collect()
     }
 
-    /// When the next sequence that is idle ends, if others wait for that.
+    /// When the next sequence that is idle ends, if others wait for that: for its place, or for a row
+    /// of a worker.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
-        if self.waiting.is_empty() {
+        let lacks_row = |sequence: &Sequence<J>| {
+            self.policy.strategy == SequenceStrategy::Direct
+                && sequence.seat.is_none()
+                && !sequence.jobs.is_empty()
+        };
+        if self.waiting.is_empty() && !self.by_id.values().any(lacks_row) {
             return None;
         }
         let idle = self.by_id.values();
@@ -264,6 +276,14 @@ impl<J> Sequences<J> {
         idle.filter(|sequence| sequence.jobs.is_empty())
             .filter_map(|sequence| sequence.last_used.checked_add(self.policy.max_idle))
             .min()
+    }
+
+    /// Until when a worker keeps sequences at least, if it keeps any.
+    pub(crate) fn kept_until(&self, worker: u32) -> Option<Instant> {
+        let kept = self.by_id.values();
+        let kept = kept.filter(|known| known.seat.is_some_and(|seat| seat.worker == worker));
+        kept.filter_map(|sequence| sequence.last_used.checked_add(self.policy.max_idle))
+            .max()
     }
 
     /// A worker is gone, and with it the state of the sequences that had their row in it. Returns

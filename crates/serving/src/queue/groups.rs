@@ -51,7 +51,11 @@ pub(super) struct Head {
 pub(super) struct Knife<'q, C> {
     pub(super) count: usize,
     pub(super) now: Instant,
-    pub(super) fit: Option<Fit>,
+    /// What a batch costs, as far as that is known.
+    pub(super) cost: Option<Fit>,
+    /// Nothing runs: the first job is run even if it seems to be late, since only a batch that runs
+    /// can tell that batches have become faster.
+    pub(super) nothing_runs: bool,
     pub(super) policies: &'q [LevelPolicy],
     /// Takes a job out of the queue for good. Not if its caller has left.
     pub(super) claim: C,
@@ -99,18 +103,30 @@ impl Groups {
 
     /// The group whose head is the most urgent and then the oldest.
     pub(super) fn next(&self) -> Option<Head> {
-        let heads = self.groups.iter().enumerate().filter_map(|(index, group)| {
-            let mut levels = group.levels.iter().enumerate();
-            let (level, head) = levels.find_map(|(at, level)| Some((at, level.head()?)))?;
-            Some(Head {
-                group: index,
-                kind: group.kind,
-                level,
-                arrived: head.arrived,
-                jobs: group.jobs,
-            })
-        });
+        let heads = (0..self.groups.len()).filter_map(|index| self.head(index));
         heads.min_by_key(|head| (head.level, head.arrived))
+    }
+
+    fn head(&self, index: usize) -> Option<Head> {
+        let group = self.groups.get(index)?;
+        let mut levels = group.levels.iter().enumerate();
+        let (level, head) = levels.find_map(|(at, level)| Some((at, level.head()?)))?;
+        Some(Head {
+            group: index,
+            kind: group.kind,
+            level,
+            arrived: head.arrived,
+            jobs: group.jobs,
+        })
+    }
+
+    /// A group that fills a batch.
+    pub(super) fn full(&self, size: usize) -> Option<Head> {
+        let heads = self.groups.iter().enumerate();
+        let full =
+            heads.filter(|(_, group)| group.jobs >= size && group.kind != RequestKind::Describe);
+        full.filter_map(|(index, _)| self.head(index))
+            .min_by_key(|head| (head.level, head.arrived))
     }
 
     /// Drops jobs at the heads for which `forget` holds, and moves those that waited too long.
@@ -178,8 +194,8 @@ impl Groups {
         group: usize,
         knife: &Knife<'_, impl Fn(&Job) -> bool>,
     ) -> (Vec<Job>, u64) {
-        let Knife { now, fit, .. } = *knife;
-        let ends = |size: usize| fit.and_then(|fit| now.checked_add(fit.duration(size)));
+        let Knife { now, cost, .. } = *knife;
+        let ends = |size: usize| cost.and_then(|cost| now.checked_add(cost.duration(size)));
         let mut jobs: Vec<Job> = Vec::with_capacity(knife.count);
         let mut late = 0;
         let mut tightest: Option<Instant> = None;
@@ -188,7 +204,7 @@ impl Groups {
         };
         'levels: for (level, policy) in group.levels.iter_mut().zip(knife.policies) {
             while jobs.len() < knife.count
-                && let Some(job) = level.next(policy, now)
+                && let Some((job, was_late)) = level.next(policy, now)
             {
                 let deadline = job.demand.deadline;
                 let both = [tightest, deadline].into_iter().flatten().min();
@@ -197,7 +213,12 @@ impl Groups {
                     && end > due
                 {
                     // One more would make one of them late.
-                    level.fifo.push_front(job);
+                    let back = if was_late {
+                        &mut level.late
+                    } else {
+                        &mut level.fifo
+                    };
+                    back.push_front(job);
                     break 'levels;
                 }
                 group.jobs -= 1;
@@ -206,7 +227,9 @@ impl Groups {
                 if !(knife.claim)(&job) {
                     continue;
                 }
-                match too_late(&job, policy, ends(1).unwrap_or(now), now) {
+                let probes = knife.nothing_runs && jobs.is_empty();
+                let end = ends(1).filter(|_| !probes).unwrap_or(now);
+                match too_late(&job, policy, end, now) {
                     None => {
                         tightest = both;
                         jobs.push(job);
@@ -269,14 +292,15 @@ impl Level {
         self.fifo.front().or_else(|| self.late.front())
     }
 
-    fn next(&mut self, policy: &LevelPolicy, now: Instant) -> Option<Job> {
+    /// The next job, and whether it has waited too long.
+    fn next(&mut self, policy: &LevelPolicy, now: Instant) -> Option<(Job, bool)> {
         while let Some(job) = self.fifo.pop_front() {
             if !is_late(&job, policy, now) {
-                return Some(job);
+                return Some((job, false));
             }
             self.late.push_back(job);
         }
-        self.late.pop_front()
+        Some((self.late.pop_front()?, true))
     }
 }
 

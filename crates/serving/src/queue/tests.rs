@@ -279,7 +279,13 @@ fn what_cannot_be_in_time_is_refused_on_arrival_or_at_the_cut() {
     assert_eq!(queue.explain().late, 0);
     drop(running);
     // In time when it came, and too late when a worker looks.
+    let other = Demand {
+        group: Some("other".into()),
+        ..Demand::default()
+    };
+    let _before = push(&queue, RequestKind::Predict, other).unwrap();
     let mut doomed = push(&queue, RequestKind::Predict, within(1100 * MS)).unwrap();
+    let _running = take(&queue).unwrap();
     std::thread::sleep(100 * MS);
     assert!(take(&queue).is_none());
     let answer = doomed.answered.try_recv().unwrap();
@@ -408,11 +414,14 @@ fn of_a_sequence_one_runs_at_a_time_and_always_in_its_worker() {
     );
     let second = take_as(&queue, 2).unwrap();
     assert!(
-        take_as(&queue, 1).is_none(),
+        queue.try_take(1, 8, RequestKind::Predict).is_none(),
         "the next of `a` waits for the first"
     );
     drop(first);
-    assert!(take_as(&queue, 2).is_none(), "`a` is in the other worker");
+    assert!(
+        queue.try_take(2, 8, RequestKind::Predict).is_none(),
+        "`a` is in the other worker"
+    );
     drop(take_as(&queue, 1).unwrap());
     let _kept = in_sequence("c", false).expect("`a` has ended");
     drop(second);
@@ -595,9 +604,8 @@ fn joining_takes_what_waits_unless_another_kind_waits_longer() {
     drop(predict(&queue).unwrap());
     let _kept: Vec<_> = (0..3).map(|_| predict(&queue).unwrap()).collect();
     let join = |kind| {
-        queue
-            .try_take(9000, 2, kind)
-            .map_or(0, |batch| batch.singly().count())
+        let batch = queue.try_take(9000, 2, kind);
+        batch.map_or(0, |batch| batch.singly().len())
     };
     assert_eq!(join(Predict), 2);
     let _describe = push(&queue, Describe, Demand::default()).unwrap();
@@ -625,4 +633,272 @@ fn a_worker_that_has_waited_for_long_enough_takes_what_is_there_and_else_nothing
         Taken::Idle
     ));
     assert!(Instant::now() >= soon);
+}
+
+fn in_sequence(id: &str) -> Demand {
+    Demand {
+        sequence: Some(InSequence {
+            id: Arc::from(id),
+            starts: false,
+            ends: false,
+        }),
+        ..Demand::default()
+    }
+}
+
+fn with_sequences(strategy: SequenceStrategy, max: usize, max_idle: Duration) -> QueueRules {
+    QueueRules {
+        sequences: Some(SequencePolicy {
+            strategy,
+            max_idle,
+            timeout: None,
+            max_sequences: max,
+            max_waiting_sequences: 1,
+            max_queued: 5,
+            continuous: false,
+        }),
+        ..rules(8, 100)
+    }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Workers that take batches until the queue is told to stop, and count what they got.
+fn with_workers(queue: &Arc<Queue>, workers: u32, callers: impl FnOnce(&dyn Fn() -> usize)) {
+    let stop = AtomicBool::new(false);
+    let taken = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for worker in 1..=workers {
+            let (stop, taken) = (&stop, &taken);
+            scope.spawn(move || {
+                let stopped = || stop.load(Ordering::SeqCst);
+                while let Taken::Batch(batch) = queue.take(worker, stopped, || None) {
+                    taken.fetch_add(batch.jobs.len(), Ordering::SeqCst);
+                }
+            });
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            callers(&|| taken.load(Ordering::SeqCst));
+        }));
+        stop.store(true, Ordering::SeqCst);
+        queue.wake_all();
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+#[track_caller]
+fn soon(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+        std::thread::sleep(MS);
+    }
+}
+
+#[test]
+fn jobs_that_lose_their_sequence_leave_no_count() {
+    let queue = queue_of(with_sequences(SequenceStrategy::Direct, 4, HOUR));
+    queue.spread_over(1);
+    let predict = |id| push(&queue, RequestKind::Predict, in_sequence(id)).unwrap();
+    let callers = [predict("a"), predict("a")];
+    drop(take_as(&queue, 1).unwrap());
+    queue.worker_lost(1);
+    drop(callers);
+    let _kept = predict("c");
+    assert_eq!(queue.occupancy().0, 1);
+    assert_eq!(queue.left.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_full_group_does_not_wait_for_one_that_holds() {
+    let rules = rules(4, 100);
+    let queue = queue_of(QueueRules {
+        batch: BatchPolicy {
+            delay: HOUR,
+            ..rules.batch.clone()
+        },
+        ..rules
+    });
+    let group = |label: &str| Demand {
+        group: Some(label.into()),
+        ..Demand::default()
+    };
+    with_workers(&queue, 2, |taken| {
+        let predict = |label| push(&queue, RequestKind::Predict, group(label)).unwrap();
+        let _rare = predict("rare");
+        soon("a worker holds", || queue.state.lock().hold.is_some());
+        let _many = ["b"; 4].map(predict);
+        soon("the full group runs", || taken() == 4);
+    });
+}
+
+#[test]
+fn what_a_batch_needs_is_not_kept_while_a_worker_waits_for_company() {
+    let demands = vec![ResourceDemand {
+        name: "r".to_owned(),
+        count: 1,
+    }];
+    let resources = Arc::new(Resources::new(&demands));
+    let rules = rules(4, 100);
+    let rules = QueueRules {
+        batch: BatchPolicy {
+            delay: 200 * MS,
+            ..rules.batch.clone()
+        },
+        resources: demands.clone(),
+        ..rules
+    };
+    let queue = Arc::new(Queue::new(rules, Arc::clone(&resources)));
+    let other_model = resources.acquire(&demands, || false).unwrap();
+    with_workers(&queue, 2, |taken| {
+        let leaver = predict(&queue).unwrap();
+        soon("a worker holds", || queue.state.lock().hold.is_some());
+        soon("it waits for the resource", || {
+            queue.state.lock().hold.is_none()
+        });
+        drop(leaver);
+        let _kept = predict(&queue).unwrap();
+        drop(other_model);
+        soon("the job runs", || taken() == 1);
+    });
+}
+
+#[test]
+fn a_job_that_joins_a_batch_holds_its_resource_too() {
+    let demands = vec![ResourceDemand {
+        name: "r".to_owned(),
+        count: 1,
+    }];
+    let resources = Arc::new(Resources::new(&demands));
+    let rules = QueueRules {
+        resources: demands.clone(),
+        ..rules(1, 100)
+    };
+    let queue = Arc::new(Queue::new(rules, Arc::clone(&resources)));
+    let _kept = [(); 2].map(|()| predict(&queue).unwrap());
+    let first = take(&queue).unwrap().singly();
+    let joined = queue
+        .try_take(9000, 1, RequestKind::Predict)
+        .unwrap()
+        .singly();
+    drop(first);
+    let got = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _permit = resources.acquire(&demands, || false);
+            got.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(50 * MS);
+        let early = got.load(Ordering::SeqCst);
+        drop(joined);
+        soon("another model gets it", || got.load(Ordering::SeqCst));
+        assert!(!early, "another model got it while the batch went on");
+    });
+}
+
+#[test]
+fn a_sequence_without_a_row_gets_that_of_an_idle_one() {
+    let queue = queue_of(with_sequences(SequenceStrategy::Direct, 3, 50 * MS));
+    queue.spread_over(3);
+    // Of the three workers one is there.
+    with_workers(&queue, 1, |taken| {
+        let _kept =
+            ["a", "b", "c"].map(|id| push(&queue, RequestKind::Predict, in_sequence(id)).unwrap());
+        soon("all three have run", || taken() == 3);
+    });
+}
+
+#[test]
+fn kinds_of_sequences_do_not_share_a_batch() {
+    let queue = queue_of(with_sequences(SequenceStrategy::Oldest, 3, HOUR));
+    let _one = push(&queue, RequestKind::Predict, in_sequence("a")).unwrap();
+    let _other = push(&queue, RequestKind::Explain, in_sequence("b")).unwrap();
+    assert_eq!(take(&queue).unwrap().jobs.len(), 1);
+}
+
+#[test]
+fn the_end_of_a_worker_wakes_those_that_may_take_what_waited() {
+    let queue = queue_of(with_sequences(SequenceStrategy::Direct, 1, HOUR));
+    queue.spread_over(1);
+    let predict = |id| push(&queue, RequestKind::Predict, in_sequence(id)).unwrap();
+    let _first = predict("a");
+    drop(take_as(&queue, 9).unwrap());
+    let _waits = predict("b");
+    with_workers(&queue, 1, |taken| {
+        soon("the worker is idle", || queue.state.lock().idle == 1);
+        queue.worker_lost(9);
+        soon("the sequence that waited runs", || taken() == 1);
+    });
+}
+
+#[test]
+fn of_several_workers_the_one_that_keeps_the_sequence_is_woken() {
+    let rules = with_sequences(SequenceStrategy::Direct, 3, HOUR);
+    let queue = queue_of(QueueRules {
+        batch: BatchPolicy {
+            delay: 100 * MS,
+            ..rules.batch.clone()
+        },
+        ..rules
+    });
+    queue.spread_over(3);
+    let predict = |id| push(&queue, RequestKind::Predict, in_sequence(id)).unwrap();
+    for (id, worker) in [("a", 1), ("b", 2), ("c", 3)] {
+        let _kept = predict(id);
+        soon("its worker has it", || take_as(&queue, worker).is_some());
+    }
+    with_workers(&queue, 3, |taken| {
+        soon("all are idle", || queue.state.lock().idle == 3);
+        let _one = predict("a");
+        soon("its worker holds", || queue.state.lock().hold.is_some());
+        let _other = predict("b");
+        soon("both have run", || taken() == 2);
+    });
+}
+
+#[test]
+fn a_worker_is_not_idle_while_it_keeps_sequences() {
+    let queue = queue_of(with_sequences(SequenceStrategy::Direct, 1, 150 * MS));
+    queue.spread_over(1);
+    let _kept = push(&queue, RequestKind::Predict, in_sequence("a")).unwrap();
+    let ran = Instant::now();
+    drop(take_as(&queue, 1).unwrap());
+    let now = Instant::now();
+    assert!(matches!(queue.take(1, || false, || Some(now)), Taken::Idle));
+    assert!(ran.elapsed() >= 150 * MS, "it left with the state");
+}
+
+#[test]
+fn a_model_that_was_slow_once_is_tried_again() {
+    let queue = queue(2, 100);
+    for size in [1, 2] {
+        queue.note(size, HOUR);
+    }
+    let within = || Demand {
+        deadline: Some(Instant::now() + Duration::from_secs(60)),
+        ..Demand::default()
+    };
+    let _probe = push(&queue, RequestKind::Predict, within()).unwrap();
+    let running = take(&queue).unwrap();
+    let beside = push(&queue, RequestKind::Predict, within());
+    assert_eq!(refusal(&beside), Some(Refusal::TooLate));
+    running.running.took(MS);
+    drop(running);
+    let _next = push(&queue, RequestKind::Predict, within()).unwrap();
+    assert_eq!(take(&queue).unwrap().jobs.len(), 1);
+}
+
+#[test]
+fn a_model_without_batches_predicts_too() {
+    let queue = queue_of(QueueRules {
+        latency_goal: Some(50 * MS),
+        ..rules(1, 100)
+    });
+    queue.note(1, 100 * MS);
+    let _first = predict(&queue).unwrap();
+    let _running = take(&queue).unwrap();
+    assert_eq!(refusal(&predict(&queue)), Some(Refusal::TooLate));
+    assert!(queue.knows_cost());
 }

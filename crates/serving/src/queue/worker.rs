@@ -1,13 +1,14 @@
 //! The worker's side of a queue: finding what to run, waiting for company, cutting the batch.
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, MutexGuard};
+use parking_lot::MutexGuard;
 use ts_types::RequestKind;
 
 use super::groups::{Head, Knife};
-use super::{Hold, Queue, State, fail_orphans};
+use super::{Hold, Queue, State};
 use crate::batch::{Cut, View, Why};
 use crate::job::{InSequence, Job};
 use crate::resources::Permit;
@@ -35,6 +36,7 @@ pub(crate) struct Batch {
 pub(crate) struct Running {
     queue: Arc<Queue>,
     jobs: usize,
+    took: Cell<Option<Duration>>,
     sequences: Vec<InSequence>,
     /// Held for its drop.
     permit: Option<Arc<Permit>>,
@@ -42,7 +44,7 @@ pub(crate) struct Running {
 
 impl Batch {
     /// Its jobs one by one, where each ends at a time of its own.
-    pub(crate) fn singly(self) -> impl Iterator<Item = (Job, Running)> {
+    pub(crate) fn singly(self) -> Vec<(Job, Running)> {
         let Self { jobs, mut running } = self;
         let queue = Arc::clone(&running.queue);
         // Each counts as a batch; the one that they were ends here, without jobs.
@@ -51,39 +53,44 @@ impl Batch {
         running.jobs = 0;
         running.sequences.clear();
         drop(running);
-        jobs.into_iter().map(move |job| {
+        let single = |job: Job| {
             let single = Running {
                 queue: Arc::clone(&queue),
                 jobs: 1,
+                took: Cell::new(None),
                 sequences: job.demand.sequence.clone().into_iter().collect(),
                 permit: permit.clone(),
             };
             (job, single)
-        })
+        };
+        jobs.into_iter().map(single).collect()
     }
 }
 
 impl Running {
     /// The batch has run, and took this long.
     pub(crate) fn took(&self, duration: Duration) {
-        self.queue.note(self.jobs, duration);
+        self.took.set(Some(duration));
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.queue.ended(self.jobs, &self.sequences);
+        self.queue.ended(self);
     }
 }
 
 /// Jobs that a worker could run together.
+#[derive(Debug)]
 struct Found {
     source: Source,
+    kind: RequestKind,
     waiting: usize,
     oldest: Instant,
     level: usize,
 }
 
+#[derive(Debug)]
 enum Source {
     Group(Head),
     /// The sequences whose next jobs are ready, oldest first.
@@ -113,49 +120,26 @@ impl Queue {
             }
             let now = Instant::now();
             let Some(found) = self.find(&mut state, worker, now) else {
-                if state.closed && state.is_empty() {
-                    return Taken::Stopped;
+                (seen_since, permit) = (None, None);
+                match self.idle(&mut state, worker, idle_until(), now) {
+                    None => continue,
+                    Some(end) => return end,
                 }
-                let idle_until = idle_until();
-                if idle_until.is_some_and(|until| until <= now) {
-                    return Taken::Idle;
-                }
-                seen_since = None;
-                permit = None;
-                let expiry = state.sequences.as_ref().and_then(Sequences::next_expiry);
-                let until = [idle_until, expiry].into_iter().flatten().min();
-                state.idle += 1;
-                self.wait(&self.arrival, &mut state, until);
-                state.idle -= 1;
-                if expiry.is_some()
-                    && let Some(sequences) = &mut state.sequences
-                {
-                    let orphans = sequences.expire(Instant::now(), |job| self.forget(job));
-                    fail_orphans(orphans);
-                }
-                continue;
             };
-            let view = View {
-                waiting: found.waiting,
-                oldest: found.oldest,
-                tightest: state.tightest(&found),
-                target: state.peaks.target(state.running_jobs),
-                idle_since,
-                seen_since: *seen_since.get_or_insert(now),
-                fit: state.samples.fit(),
-                now,
-            };
-            match state.cut(&found, &view) {
-                // One worker at a time gathers.
+            let since = (idle_since, *seen_since.get_or_insert(now));
+            match state.decide(&found, since, now) {
+                // One worker at a time gathers. What it needs to run a batch is not kept meanwhile.
                 Cut::Hold { .. } if state.hold.is_some() => {
+                    permit = None;
                     state.idle += 1;
-                    self.wait(&self.arrival, &mut state, None);
+                    self.arrival.wait(&mut state);
                     state.idle -= 1;
                 }
                 Cut::Hold { until, wake_at } => {
+                    permit = None;
                     let level = found.level;
                     state.hold = Some(Hold { wake_at, level });
-                    self.wait(&self.company, &mut state, Some(until));
+                    self.company.wait_until(&mut state, until);
                     state.hold = None;
                     state.told.holds += 1;
                     state.told.held += now.elapsed();
@@ -164,29 +148,98 @@ impl Queue {
                 Cut::Take(..) if permit.is_none() && !self.demands.is_empty() => {
                     permit = MutexGuard::unlocked(&mut state, || {
                         self.resources.acquire(&self.demands, &stop)
-                    });
+                    })
+                    .map(Arc::new);
                 }
                 Cut::Take(count, why) => {
-                    let batch = self.pull(&mut state, &found, worker, count, now);
-                    let more = !state.is_empty();
-                    if let Some(batch) = &batch {
-                        state.told.cuts[why as usize] += 1;
-                        *state.told.sizes.entry(batch.jobs.len()).or_default() += 1;
-                        state.peaks.cut();
-                    }
-                    if more && state.idle > 0 {
-                        // Jobs that stay behind may be ready for another worker whose wake-up
-                        // this one has used.
-                        self.arrival.notify_one();
-                    }
+                    let found = match state.full_beside(&found, count) {
+                        Some(other) => other,
+                        None => found,
+                    };
                     // Without a batch, the callers left while it was taken.
-                    if let Some(mut batch) = batch {
-                        batch.running.permit = permit.map(Arc::new);
-                        return Taken::Batch(batch);
+                    if let Some(batch) = self.take_now(&mut state, &found, worker, count, why) {
+                        return Taken::Batch(self.with_permit(&mut state, batch, worker, permit));
                     }
                 }
             }
         }
+    }
+
+    /// Waits for something to do, as long as there may be something. Returns why the worker got
+    /// nothing, if it is to know.
+    fn idle(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        worker: u32,
+        idle_until: Option<Instant>,
+        now: Instant,
+    ) -> Option<Taken> {
+        if state.closed && state.is_empty() {
+            // Others may wait for the same.
+            self.arrival.notify_all();
+            self.company.notify_all();
+            return Some(Taken::Stopped);
+        }
+        let sequences = state.sequences.as_ref();
+        let kept_until = sequences.and_then(|all| all.kept_until(worker));
+        // One that keeps the state of sequences is of use as long as they last.
+        let idle_until = idle_until.map(|idle| kept_until.map_or(idle, |kept| idle.max(kept)));
+        if idle_until.is_some_and(|until| until <= now) {
+            return Some(Taken::Idle);
+        }
+        let expiry = sequences.and_then(Sequences::next_expiry);
+        state.idle += 1;
+        match [idle_until, expiry].into_iter().flatten().min() {
+            Some(until) => drop(self.arrival.wait_until(state, until)),
+            None => self.arrival.wait(state),
+        }
+        state.idle -= 1;
+        let mut orphans = Vec::new();
+        self.expire(state, Instant::now(), &mut orphans);
+        if !orphans.is_empty() {
+            MutexGuard::unlocked(state, || self.refuse_orphans(orphans));
+        }
+        None
+    }
+
+    /// Cuts a batch, and wakes whoever may take what it leaves.
+    fn take_now(
+        self: &Arc<Self>,
+        state: &mut State,
+        found: &Found,
+        worker: u32,
+        count: usize,
+        why: Why,
+    ) -> Option<Batch> {
+        let batch = self.pull(state, found, worker, count, Instant::now());
+        if batch.is_some() {
+            state.told.cuts[why as usize] += 1;
+        }
+        if state.idle > 0 && !state.is_empty() {
+            // Jobs that stay behind may be ready for another worker whose wake-up this one has
+            // used; with sequences only a certain one may be able to run them.
+            if state.sequences.is_some() {
+                self.arrival.notify_all();
+            } else {
+                self.arrival.notify_one();
+            }
+        }
+        batch
+    }
+
+    /// Gives a batch what it holds of the server's resources, for itself and for who joins it.
+    fn with_permit(
+        &self,
+        state: &mut State,
+        mut batch: Batch,
+        worker: u32,
+        permit: Option<Arc<Permit>>,
+    ) -> Batch {
+        if let Some(permit) = &permit {
+            state.permits.insert(worker, Arc::downgrade(permit));
+        }
+        batch.running.permit = permit;
+        batch
     }
 
     /// Takes what waits, at most `limit` jobs of a kind, without any wait: for a batch that is under
@@ -203,20 +256,13 @@ impl Queue {
         let mut state = self.state.lock();
         let now = Instant::now();
         let found = self.find(&mut state, worker, now)?;
-        if matches!(&found.source, Source::Group(head) if head.kind != kind) {
+        if found.kind != kind {
             return None;
         }
-        let batch = self.pull(&mut state, &found, worker, found.waiting.min(limit), now)?;
-        *state.told.sizes.entry(batch.jobs.len()).or_default() += 1;
-        state.peaks.cut();
+        let mut batch = self.pull(&mut state, &found, worker, found.waiting.min(limit), now)?;
+        let held = state.permits.get(&worker);
+        batch.running.permit = held.and_then(Weak::upgrade);
         Some(batch)
-    }
-
-    fn wait(&self, condition: &Condvar, state: &mut MutexGuard<'_, State>, until: Option<Instant>) {
-        match until {
-            Some(until) => drop(condition.wait_until(state, until)),
-            None => condition.wait(state),
-        }
     }
 
     /// What this worker would run next.
@@ -229,22 +275,33 @@ impl Queue {
             Some(sequences) => sequences.ready(worker, state.rows),
         };
         // Requests of sequences have no levels: the older of the two goes first.
-        if let Some((oldest, _)) = ready.first()
+        if let Some((oldest, first)) = ready.first()
             && head.is_none_or(|head| *oldest <= head.arrived)
+            && let Some(sequences) = &state.sequences
+            && let Some(job) = sequences.head(first)
         {
+            let (kind, oldest) = (job.request.kind, *oldest);
+            let alike = |id: &SequenceId| {
+                let head = sequences.head(id);
+                head.is_some_and(|head| {
+                    head.request.kind == kind && head.demand.group == job.demand.group
+                })
+            };
+            let ids: Vec<SequenceId> = ready
+                .iter()
+                .map(|(_, id)| id)
+                .filter(|id| alike(id))
+                .cloned()
+                .collect();
             return Some(Found {
-                waiting: ready.len(),
-                oldest: *oldest,
+                waiting: ids.len(),
+                kind,
+                oldest,
                 level: 0,
-                source: Source::Sequences(ready.into_iter().map(|(_, id)| id).collect()),
+                source: Source::Sequences(ids),
             });
         }
-        head.map(|head| Found {
-            waiting: head.jobs,
-            oldest: head.arrived,
-            level: head.level,
-            source: Source::Group(head),
-        })
+        head.map(Found::group)
     }
 
     /// Takes up to `count` jobs of what was found. `None` when none of them is left.
@@ -262,7 +319,8 @@ impl Queue {
                 let knife = Knife {
                     count,
                     now,
-                    fit: state.samples.fit(),
+                    cost: state.samples.cost(),
+                    nothing_runs: state.running_jobs == 0,
                     policies: &state.rules.levels,
                     claim: |job: &Job| self.claim(job),
                 };
@@ -278,9 +336,12 @@ impl Queue {
         let running = Running {
             queue: Arc::clone(self),
             jobs: jobs.len(),
+            took: Cell::new(None),
             sequences: in_sequences.collect(),
             permit: None,
         };
+        *state.told.sizes.entry(jobs.len()).or_default() += 1;
+        state.peaks.cut();
         state.running_batches += 1;
         state.running_jobs += jobs.len();
         Some(Batch { jobs, running })
@@ -316,20 +377,23 @@ impl Queue {
         jobs
     }
 
-    fn ended(&self, jobs: usize, ended: &[InSequence]) {
+    fn ended(&self, running: &Running) {
         let mut state = self.state.lock();
         state.running_batches -= 1;
-        state.running_jobs -= jobs;
+        state.running_jobs -= running.jobs;
         let now = Instant::now();
+        if let Some(took) = running.took.get() {
+            state.samples.add(running.jobs, took, now);
+        }
         let mut orphans = Vec::new();
         if let Some(sequences) = &mut state.sequences {
-            for sequence in ended {
+            for sequence in &running.sequences {
                 orphans.append(&mut sequences.finished(&sequence.id, sequence.ends, now));
             }
         }
-        let more = state.idle > 0 && (state.closed || !ended.is_empty());
+        let more = state.idle > 0 && (state.closed || !running.sequences.is_empty());
         drop(state);
-        fail_orphans(orphans);
+        self.refuse_orphans(orphans);
         if more {
             // What waited for these sequences may be another worker's, and the end of the last
             // batch of a closed queue is everybody's.
@@ -338,21 +402,61 @@ impl Queue {
     }
 }
 
+impl Found {
+    fn group(head: Head) -> Self {
+        Self {
+            waiting: head.jobs,
+            kind: head.kind,
+            oldest: head.arrived,
+            level: head.level,
+            source: Source::Group(head),
+        }
+    }
+}
+
 impl State {
-    /// What the policy decides about what was found.
-    fn cut(&self, found: &Found, view: &View) -> Cut {
-        match &found.source {
+    /// What is to be done about what was found, by a worker that is idle and sees it since then.
+    fn decide(
+        &self,
+        found: &Found,
+        (idle_since, seen_since): (Instant, Instant),
+        now: Instant,
+    ) -> Cut {
+        let policy = &self.rules.batch;
+        if found.kind == RequestKind::Describe {
             // Describing takes no company.
-            Source::Group(head) if head.kind == RequestKind::Describe => Cut::Take(1, Why::Full),
-            _ => self.rules.batch.cut(view),
+            return Cut::Take(1, Why::Full);
+        }
+        if found.waiting >= policy.size && policy.preferred.is_empty() {
+            return Cut::Take(policy.size, Why::Full);
+        }
+        let view = View {
+            waiting: found.waiting,
+            oldest: found.oldest,
+            tightest: match &found.source {
+                Source::Group(head) => self.groups.tightest(head.group),
+                Source::Sequences(_) => None,
+            },
+            target: self.peaks.target(self.running_jobs),
+            idle_since,
+            seen_since,
+            fit: self.samples.fit(),
+            now,
+        };
+        match policy.cut(&view) {
+            // A full batch of another group does not wait for this one's company.
+            Cut::Hold { .. } if self.groups.full(policy.size).is_some() => {
+                Cut::Take(policy.size, Why::Full)
+            }
+            cut => cut,
         }
     }
 
-    /// The earliest deadline among the jobs found.
-    fn tightest(&self, found: &Found) -> Option<Instant> {
-        match &found.source {
-            Source::Group(head) => self.groups.tightest(head.group),
-            Source::Sequences(_) => None,
+    /// Where a full batch is to be cut and what was found does not fill it: what does.
+    fn full_beside(&self, found: &Found, count: usize) -> Option<Found> {
+        if found.waiting >= count {
+            return None;
         }
+        self.groups.full(count).map(Found::group)
     }
 }
