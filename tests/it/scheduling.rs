@@ -419,3 +419,74 @@ fn settings_of_the_scheduler_that_cannot_be_are_refused_with_their_key() {
         );
     }
 }
+
+fn autoscaling(yaml: &str) -> Running {
+    let server = server().echo_model("m", &format!("autoscale: true\n{yaml}"));
+    let server = server.args(&["--models", "m"]).start();
+    server.wait_until("the model is there", || {
+        server.manage("GET", "/models/m").send().status == 200
+    });
+    server
+}
+
+#[test]
+fn a_pool_of_one_worker_that_could_have_four_keeps_all_sequences() {
+    let server = autoscaling(
+        "minWorkers: 1\nmaxWorkers: 4\nsequenceBatching: true\nsequenceMaxIdleMSec: 60000\n\
+         maxNumSequence: 4\n",
+    );
+    for id in ["a", "b", "c", "d"] {
+        let request = in_sequence(&server, id, &[]);
+        request.limit(Duration::from_secs(20)).send().expect(200);
+    }
+}
+
+#[test]
+fn a_worker_that_keeps_a_sequence_stays_while_it_lasts() {
+    let server = autoscaling(
+        "minWorkers: 0\nmaxWorkers: 1\nscaleDownIdleSeconds: 1\nsequenceBatching: true\n\
+         sequenceMaxIdleMSec: 3000\nmaxNumSequence: 4\n",
+    );
+    in_sequence(&server, "a", &[]).send().expect(200);
+    let before = server.worker_pids("m");
+    std::thread::sleep(Duration::from_millis(2200));
+    in_sequence(&server, "a", &[]).send().expect(200);
+    assert_eq!(
+        server.worker_pids("m"),
+        before,
+        "another worker goes on without the state"
+    );
+    server.wait_until("it goes when the sequence is over", || {
+        server.worker_pids("m").is_empty()
+    });
+}
+
+#[test]
+fn a_latency_goal_holds_for_a_model_without_batches() {
+    let server = serving("latencyGoalMs: 150\njobQueueSize: 100\necho:\n  batchMicros: 100000\n");
+    predict(&server, "x").send();
+    let answers = at_once(
+        (0..10).map(|_| predict(&server, "x")).collect(),
+        Duration::ZERO,
+    );
+    let refused = answers.iter().filter(|(answer, _)| answer.status == 503);
+    assert!(refused.count() >= 5, "{}", batching(&server));
+}
+
+#[test]
+fn a_model_that_was_slow_once_is_not_refused_for_ever() {
+    let server = serving(
+        "batchSize: 2\nbatchGather: fixed\nmaxBatchDelay: 200\nclientTimeoutInMills: 1000\n",
+    );
+    let slow = || predict(&server, "x").header("x-echo-fault", "delay=1500");
+    slow().send().expect(504);
+    for (answer, _) in at_once(vec![slow(), slow()], Duration::ZERO) {
+        answer.expect(504);
+    }
+    server.wait_until("the model is idle", || {
+        batching(&server)["runningRequests"] == 0
+    });
+    for _ in 0..3 {
+        predict(&server, "x").send().expect(200);
+    }
+}

@@ -283,9 +283,7 @@ impl Pool {
             limits.max_workers = max;
             limits.autoscale = autoscale;
         }
-        self.spec()
-            .queue
-            .spread_over(if autoscale { max } else { min });
+        self.spec().queue.spread_over(min);
         self.slots.set_autoscale(autoscale);
         state.draining = false;
         let mut stopping = self.slots.lift_quarantine(&mut state);
