@@ -12,6 +12,9 @@ use crate::fit::Fit;
 /// costs less than a third of what it could have saved.
 const HOLD_SHARE: f64 = 0.3;
 
+/// A wait below this is none: to sleep and to be woken costs about as much.
+const LEAST_HOLD: Duration = Duration::from_micros(250);
+
 /// Batches over which the usual number of requests in the system is taken.
 const PEAKS: usize = 8;
 
@@ -161,6 +164,9 @@ impl BatchPolicy {
             return Cut::Take(view.waiting, Why::NoGain);
         }
         let hold = fit.overhead(HOLD_SHARE).min(self.delay);
+        if hold < LEAST_HOLD {
+            return Cut::Take(view.waiting, Why::NoGain);
+        }
         match view.idle_since.checked_add(hold) {
             Some(due) if view.now < due => self.hold(view, due, Some(target)),
             _ => Cut::Take(view.waiting, Why::HoldOver),

@@ -265,3 +265,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_wait_too_short_to_be_one_is_none() {
+    let now = Instant::now();
+    let fast = View {
+        fit: Some(Fit {
+            per_batch_micros: 800.0,
+            per_item_micros: 10.0,
+        }),
+        ..view(3, now)
+    };
+    let cut = policy(16, 100, Gather::Auto).cut(&fast);
+    assert_eq!(cut, Cut::Take(3, Why::NoGain));
+}
