@@ -40,110 +40,6 @@ DEMO_WORKERS = 2
 CLASSIFIER = "efficientnet_lite0"
 
 
-@dataclass
-class Subject:
-    """What is measured once in each round."""
-
-    name: str
-    measure: Callable[[float], dict]
-    rounds: list[dict] = field(default_factory=list)
-
-    def values(self, key: str) -> list[float]:
-        """One number of all rounds."""
-        return [measured[key] for measured in self.rounds]
-
-
-def run_rounds(subjects: list[Subject], rounds: int, seconds: float) -> None:
-    """Every second round backwards, so that no subject always follows the same other."""
-    for number in range(rounds):
-        print(f"  round {number + 1} of {rounds}", file=sys.stderr)
-        for subject in subjects if number % 2 == 0 else reversed(subjects):
-            subject.rounds.append(subject.measure(seconds))
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    """Median and range."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def table(title: str, subjects: list[Subject], unit: str) -> dict:
-    """Prints the subjects, each beside the first, and returns the same as data."""
-    mark = subjects[0]
-    print(f"\n{title}")
-    print(f"  {'':34}{unit + ' (min to max)':>30}{'of first (min to max)':>26}", end="")
-    print(f"{'p50 ms':>9}{'p99 ms':>9}{'CPU us: server':>16}{'models':>9}")
-    data = {}
-    for subject in subjects:
-        speed = summary(subject.values("per_second"))
-        pairs = zip(subject.values("per_second"), mark.values("per_second"), strict=True)
-        ratio = summary([own / other for own, other in pairs])
-        data[subject.name] = {"per_second": speed, "ratio": ratio, "rounds": subject.rounds}
-        spread = f"{speed['median']:.1f} ({speed['min']:.0f} to {speed['max']:.0f})"
-        share = f"{ratio['median']:.1%} ({ratio['min']:.0%} to {ratio['max']:.0%})"
-        print(f"  {subject.name:34}{spread:>30}{share:>26}", end="")
-        for key, width, digits in (
-            ("p50_ms", 9, 2),
-            ("p99_ms", 9, 2),
-            ("server_us", 16, 1),
-            ("models_us", 9, 1),
-        ):
-            known = all(key in measured for measured in subject.rounds)
-            text = f"{statistics.median(subject.values(key)):.{digits}f}" if known else "-"
-            print(f"{text:>{width}}", end="")
-        failures = sum(measured.get("failures", 0) for measured in subject.rounds)
-        print(f"  {failures} failures" if failures else "")
-    return data
-
-
-def loaded(program: Program, url: str, connections: int, *more: object) -> Callable:
-    """A measurement: requests per second, latency, and processor time of each request."""
-
-    def measure(seconds: float) -> dict:
-        before = program.cpu_seconds()
-        counted = load(url, connections, seconds, *more)
-        used = [now - then for now, then in zip(program.cpu_seconds(), before, strict=True)]
-        counted["server_us"], counted["models_us"] = (
-            time / counted["replies"] * 1e6 for time in used
-        )
-        return counted
-
-    return measure
-
-
-def pack(store: Path, name: str, config: dict[str, object], *what: object) -> str:
-    """Packs a model with this configuration; returns the archive's name."""
-    yaml = store.parent / f"{name}.yaml"
-    yaml.write_text("".join(f"{key}: {value}\n" for key, value in config.items()))
-    command = [BINARIES / "torch-model-archiver", "--model-name", name, "--version", "1.0"]
-    command += ["--config-file", yaml, "--export-path", store, *what]
-    subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
-    return f"{name}.mar"
-
-
-def workers(count: int, isolation: str, batch_size: int = 1) -> dict[str, object]:
-    """A model's configuration. A batch takes what waits: no delay."""
-    return {
-        "minWorkers": count,
-        "maxWorkers": count,
-        "batchSize": batch_size,
-        "maxBatchDelay": 0,
-        "workerIsolation": isolation,
-    }
-
-
-def echo_model(store: Path, name: str, config: dict[str, object]) -> str:
-    """A model of the echo backend, which no archiver packs, as a folder."""
-    folder = store / name
-    (folder / "MAR-INF").mkdir(parents=True)
-    (folder / "model-config.yaml").write_text(
-        "".join(f"{key}: {value}\n" for key, value in config.items())
-    )
-    model = {"modelName": name, "modelVersion": "1.0", "configFile": "model-config.yaml"}
-    manifest = {"runtime": "echo", "model": model}
-    (folder / "MAR-INF/MANIFEST.json").write_text(json.dumps(manifest))
-    return name
-
-
 def noop(options: argparse.Namespace) -> dict:
     """A handler that does nothing, beside a bare echo server."""
     with Echo() as echo, Server(WORK / "noop", options.config) as server:
@@ -170,28 +66,6 @@ def noop(options: argparse.Namespace) -> dict:
         run_rounds(subjects, options.rounds, options.seconds)
         title = f"No-op handler: {NOOP_CONNECTIONS} connections, bodies of {NOOP_BODY_BYTES} bytes"
         return table(title, subjects, "requests/s")
-
-
-def example_model() -> Path:
-    """The folder with the example's network, names and photos, made once."""
-    folder = WORK / "example"
-    if not (folder / "coffee.png").exists():
-        subprocess.run([PYTHON, EXAMPLE / "make_model.py", folder], check=True, env=environment())
-    return folder
-
-
-def classifier(store: Path, count: int, isolation: str) -> tuple[str, str]:
-    """Packs the example; returns the model's name and the archive's."""
-    made = example_model()
-    name = f"{CLASSIFIER}_{isolation}"
-    archive = pack(
-        store,
-        name,
-        workers(count, isolation),
-        *("--serialized-file", made / f"{CLASSIFIER}.pt", "--handler", EXAMPLE / "handler.py"),
-        *("--extra-files", made / "index_to_name.json"),
-    )
-    return name, archive
 
 
 def demo(options: argparse.Namespace) -> dict:
