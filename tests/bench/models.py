@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from programs import BINARIES, EXAMPLE, PYTHON, ROOT, environment
+from programs import BINARIES, EXAMPLE, PYTHON, environment
 
 WORK = BINARIES.parent / "bench"
 CLASSIFIER = "efficientnet_lite0"

@@ -127,6 +127,10 @@ class Server(Program):
         """What the management API says about a model."""
         return json.loads(answer(f"{self.management}/models/{model}"))[0]
 
+    def batching(self, model: str) -> dict:
+        """What the management API says about how a model's batches came about."""
+        return json.loads(answer(f"{self.management}/models/{model}/batching"))
+
     def hosts(self, model: str) -> set[int]:
         """Processes that a model's workers live in."""
         return {worker["pid"] for worker in self.describe(model)["workers"]}

@@ -34,11 +34,11 @@ def summary(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def table(title: str, subjects: list[Subject], unit: str) -> dict:
-    """Prints the subjects, each beside the first, and returns the same as data."""
-    mark = subjects[0]
-    print(f"\n{title}")
-    print(f"  {'':34}{unit + ' (min to max)':>30}{'of first (min to max)':>26}", end="")
+def table(title: str, subjects: list[Subject], unit: str, mark: Subject | None = None) -> dict:
+    """Prints the subjects, each beside the mark (the first), and returns the same as data."""
+    mark = mark or subjects[0]
+    print(f"\n{title}; the mark is `{mark.name}`")
+    print(f"  {'':34}{unit + ' (min to max)':>30}{'of mark (min to max)':>26}", end="")
     print(f"{'p50 ms':>9}{'p99 ms':>9}{'CPU us: server':>16}{'models':>9}")
     data = {}
     for subject in subjects:
@@ -60,6 +60,24 @@ def table(title: str, subjects: list[Subject], unit: str) -> dict:
             print(f"{text:>{width}}", end="")
         failures = sum(measured.get("failures", 0) for measured in subject.rounds)
         print(f"  {failures} failures" if failures else "")
+    return data
+
+
+def latencies(title: str, subjects: list[Subject]) -> dict:
+    """Prints the latency of the median request, and what it has over the first subject's."""
+    mark = subjects[0]
+    print(f"\n{title}; the mark is `{mark.name}`")
+    print(f"  {'':34}{'p50 µs (min to max)':>30}{'over mark (min to max)':>26}{'p99 µs':>9}")
+    data = {}
+    for subject in subjects:
+        own, other = ([ms * 1000 for ms in one.values("p50_ms")] for one in (subject, mark))
+        p50 = summary(own)
+        added = summary([one - beside for one, beside in zip(own, other, strict=True)])
+        data[subject.name] = {"p50_us": p50, "added_us": added, "rounds": subject.rounds}
+        spread = f"{p50['median']:.0f} ({p50['min']:.0f} to {p50['max']:.0f})"
+        more = f"{added['median']:.0f} ({added['min']:.0f} to {added['max']:.0f})"
+        p99 = statistics.median(subject.values("p99_ms")) * 1000
+        print(f"  {subject.name:34}{spread:>30}{more:>26}{p99:>9.0f}")
     return data
 
 

@@ -10,62 +10,71 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 
-from programs import (
-    BINARIES,
-    CORES,
-    EXAMPLE,
-    PYTHON,
-    ROOT,
-    Echo,
-    PlainLoop,
-    Program,
-    Server,
-    environment,
-    load,
-    memory_mb,
-)
+from models import CLASSIFIER, WORK, classifier, echo_model, example_model, pack, workers
+from pools import burn, kill
+from programs import BINARIES, CORES, ROOT, Echo, PlainLoop, Server, load, memory_mb
+from rounds import Subject, latencies, loaded, run_rounds, summary, table
+from scaling import scaling
+from scheduler import scheduler
 
-WORK = BINARIES.parent / "bench"
-NOOP_CONNECTIONS = 16
 NOOP_BODY_BYTES = 100
+NOOP_BATCH = 32
 DEMO_WORKERS = 2
-CLASSIFIER = "efficientnet_lite0"
 
 
 def noop(options: argparse.Namespace) -> dict:
     """A handler that does nothing, beside a bare echo server."""
+    handler = ROOT / "tests/bench/noop.py"
     with Echo() as echo, Server(WORK / "noop", options.config) as server:
-        body = ("--body-bytes", NOOP_BODY_BYTES)
-        subjects = [Subject("bare echo", loaded(echo, echo.url, NOOP_CONNECTIONS, *body))]
+        urls = {"bare echo": (echo, echo.url)}
 
         def add(shown: str, model: str, archive: str) -> None:
             server.register(archive, model)
-            url = f"{server.inference}/predictions/{model}"
-            subjects.append(Subject(shown, loaded(server, url, NOOP_CONNECTIONS, *body)))
+            urls[shown] = (server, f"{server.inference}/predictions/{model}")
 
-        for batch in (1, 16):
+        for batch in (1, NOOP_BATCH):
             model = f"echo_b{batch}"
             archive = echo_model(server.store, model, workers(2, "process", batch))
             add(f"echo backend, 2 workers, batch {batch}", model, archive)
         for isolation in ("process", "thread"):
             for count in (1, 2):
-                for batch in (1, 16):
+                for batch in (1, NOOP_BATCH):
                     model = f"noop_{isolation}_w{count}_b{batch}"
                     config = workers(count, isolation, batch)
-                    handler = ROOT / "tests/bench/noop.py"
                     archive = pack(server.store, model, config, "--handler", handler)
                     add(f"{isolation}, {count} worker(s), batch {batch}", model, archive)
-        run_rounds(subjects, options.rounds, options.seconds)
-        title = f"No-op handler: {NOOP_CONNECTIONS} connections, bodies of {NOOP_BODY_BYTES} bytes"
-        return table(title, subjects, "requests/s")
+
+        def subjects(connections: int, names: Iterable[str]) -> list[Subject]:
+            body = ("--body-bytes", NOOP_BODY_BYTES)
+            found = [Subject(name, loaded(*urls[name], connections, *body)) for name in names]
+            run_rounds(found, options.rounds, options.seconds)
+            return found
+
+        title = f"No-op handler: {options.connections} connections, {NOOP_BODY_BYTES} byte bodies"
+        many = table(title, subjects(options.connections, urls), "requests/s")
+        lone = ["bare echo", *(name for name in urls if f"1 worker(s), batch {NOOP_BATCH}" in name)]
+        return {"many": many, "lone": latencies("The same, 1 connection", subjects(1, lone))}
+
+
+def queue(options: argparse.Namespace) -> dict:
+    """The server's queue by itself on one core, as `crates/serving/benches/queue.rs` runs it."""
+    command = ["cargo", "bench", "--quiet", "--locked", "--features", "ts-serving/bench"]
+    done = subprocess.run(
+        [*command, "--bench", "queue"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    data = json.loads(done.stdout)
+    print("\nQueue: requests pushed, taken, answered and awaited on one core")
+    for kind in data:
+        speed = summary(kind["per_second"])
+        shown = f"{kind['callers']} caller(s), batches up to {kind['batch_size']}"
+        print(f"  {shown:34}{speed['median']:.0f} requests/s ", end="")
+        print(f"({speed['min']:.0f} to {speed['max']:.0f})")
+    return {"loads": data}
 
 
 def demo(options: argparse.Namespace) -> dict:
@@ -133,16 +142,27 @@ def registered(data: dict, server: Server, shown: str, model: str, archive: str)
     print(f"RSS {memory['rss']:.0f} MB, shared pages divided {memory['pss']:.0f} MB")
 
 
-SECTIONS = {"noop": noop, "demo": demo, "start": start}
+SECTIONS = {
+    "noop": noop,
+    "queue": queue,
+    "scheduler": scheduler,
+    "burn": burn,
+    "kill": kill,
+    "demo": demo,
+    "start": start,
+    "scaling": scaling,
+}
 
 
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description="Measure the server beside its marks.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4, help="of each subject in each round")
+    parser.add_argument("--seconds", type=float, default=2, help="of each subject in each round")
     parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s, 3 starts")
+    parser.add_argument("--scalings", type=int, default=3, help="of each model, of each kind")
+    parser.add_argument("--connections", type=int, default=64, help="to the no-op handler")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 0.5 s, few starts")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run this part")
     parser.add_argument(
         "--config",
@@ -153,7 +173,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.seconds, options.starts = 2, 1, 3
+        options.rounds, options.seconds, options.starts, options.scalings = 2, 0.5, 3, 1
     for needed in ("torchserve", "torch-model-archiver", "ts-bench", "libts_plugin.so"):
         if not (BINARIES / needed).exists():
             sys.exit(f"{BINARIES / needed} is missing. Run `make build` first")

@@ -143,6 +143,8 @@ def processes_of(server: "Server") -> set[int]:
         except OSError:
             continue  # it ended, or is none of ours to look into
     return found
+
+
 def process_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
