@@ -1,7 +1,7 @@
 """How fast workers come, with and without the zygote.
 
 Each round starts a server of each kind for each model, registers it with one worker, scales to
-four, and kills one of them. What is shown are medians over the rounds.
+four, lets them serve, and kills one of them. What is shown are medians over the rounds.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from models import WORK, classifier, pack, workers
+from models import WORK, classifier, example_model, pack, workers
 from pools import replaced
-from programs import ROOT, Server, answer, memory_mb
+from programs import ROOT, Server, answer, load, memory_mb
 
 WORKERS = 4
 # No-op models, with the modules that they import.
@@ -46,6 +46,9 @@ def measured(kind: str, zygote: bool) -> dict[str, float]:
         alone = sum(memory_mb(pid)["pss"] for pid in server.family()[1:])
         took = scaled(server, model, WORKERS)
         private = statistics.mean(map(private_mb, server.hosts(model) - known))
+        # One that has answered nothing would be started again after a pause.
+        photo = example_model() / "chelsea.png"
+        load(f"{server.inference}/predictions/{model}", 2 * WORKERS, 0.5, "--body-file", photo)
         return {
             "first worker, s": first,
             f"1 to {WORKERS} workers, s": took,
