@@ -91,7 +91,6 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         },
         traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
         exporter: exporter.clone(),
-        runtime: tokio::runtime::Handle::current(),
     });
     let whereabouts = listeners.whereabouts();
     let server = http_server(&edge, &settings, listeners)?;

@@ -11,7 +11,6 @@ use rustix::process::{Pid, Signal};
 
 use crate::app;
 use crate::cli::Options;
-use crate::init;
 use crate::settings::{
     Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
 };
@@ -31,11 +30,6 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         ExitCode::SUCCESS
     } else if options.stop {
         stop(&pid_file, options.foreground)
-    } else if options.foreground && init::is_process_1() {
-        init::run().unwrap_or_else(|error| {
-            hint(format_args!("{error:#}"));
-            ExitCode::FAILURE
-        })
     } else {
         start(options, &environment, &pid_file)
     }

@@ -12,13 +12,11 @@
 //!
 //! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models;
 //! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
-//! [`init`] does what process 1 of a container has to; [`telemetry`] logs and measures;
-//! [`work_dir`] holds what is unpacked.
+//! [`telemetry`] logs and measures; [`work_dir`] holds what is unpacked.
 
 mod app;
 mod auth;
 mod cli;
-mod init;
 mod launch;
 mod listen;
 mod rest;

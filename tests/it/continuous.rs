@@ -37,7 +37,7 @@ fn requests_that_come_while_others_run_join_and_short_ones_end_first() {
         let server = continuous(isolation, 4, 50);
         assert_eq!(server.describe("m")["continuousBatching"], true);
         std::thread::scope(|scope| {
-            let mut long = open(&server, "long", 40);
+            let mut long = open(&server, "long", 100);
             let mut line = String::new();
             long.body.read_line(&mut line).unwrap();
             assert_eq!(line, "0 long\n");
@@ -50,14 +50,14 @@ fn requests_that_come_while_others_run_join_and_short_ones_end_first() {
             let answer = server.infer("POST", "/predictions/m").body("one").send();
             assert_eq!(answer.expect(200).text(), "one");
             assert!(
-                started.elapsed() < Duration::from_millis(1200),
+                started.elapsed() < Duration::from_secs(4),
                 "{isolation}: it waited for the long one: {:?}",
                 started.elapsed()
             );
             scope.spawn(move || {
                 let mut rest = String::new();
                 long.body.read_to_string(&mut rest).unwrap();
-                assert!(rest.ends_with("39 long\n") && rest.lines().count() == 39);
+                assert!(rest.ends_with("99 long\n") && rest.lines().count() == 99);
             });
         });
     }

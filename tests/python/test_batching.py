@@ -28,7 +28,7 @@ class Batch:
 """
 # A batch is full when it has four, so four callers at once are one batch whatever the machine does.
 FULL = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nbatchGather: strict\nmaxBatchDelay: 20000\n"
-EARLY = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nmaxBatchDelay: 30\n"
+EARLY = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nbatchGather: fixed\nmaxBatchDelay: 30\n"
 
 
 @pytest.fixture(scope="module")

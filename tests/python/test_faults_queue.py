@@ -88,7 +88,9 @@ def handle(data, context):
     return {RETURNS[returned]}
 """
     # Full when all callers are there, whatever the machine does.
-    server.serve(model, source, config=f"batchSize: {callers}\nmaxBatchDelay: 20000\n")
+    server.serve(
+        model, source, config=f"batchSize: {callers}\nbatchGather: strict\nmaxBatchDelay: 20000\n"
+    )
     before = server.worker_pids(model)
     answers = at_once([lambda: server.predict(model, b"x")] * callers)
     assert {answer.status_code for answer in answers} == {503}, [a.text for a in answers]
@@ -103,7 +105,9 @@ def handle(data, context):
 
 def test_the_delay_counts_from_the_arrival_bt_03(server):
     code = "import time; print('slow runs', flush=True); time.sleep(0.9); result = ['slow']"
-    server.serve("delayed", SCRIPTED, config="batchSize: 8\nmaxBatchDelay: 1000\n")
+    server.serve(
+        "delayed", SCRIPTED, config="batchSize: 8\nbatchGather: fixed\nmaxBatchDelay: 1000\n"
+    )
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(server.run, code, "delayed")
         server.wait_for_output("slow runs")
@@ -132,7 +136,12 @@ def test_what_waits_already_goes_together_without_a_delay_bt_04(server, busy):
 
 
 def test_batches_have_the_size_that_was_asked_for_bt_05(server):
-    server.serve("sized", WAITS, config="batchSize: 4\nmaxBatchDelay: 20000\n", initial_workers=3)
+    server.serve(
+        "sized",
+        WAITS,
+        config="batchSize: 4\nbatchGather: fixed\nmaxBatchDelay: 20000\n",
+        initial_workers=3,
+    )
     assert server.describe("sized")["batchSize"] == 4
     answers = at_once([lambda n=n: server.predict("sized", f"{n}") for n in range(1000)], 64)
     lengths = Counter()

@@ -20,7 +20,6 @@ from harness import (
     can_run,
     descriptors,
     resident,
-    started_by,
     threads,
     wait_until,
     write_files,
@@ -222,7 +221,7 @@ def test_models_that_come_and_go_leave_nothing_rs_10_rs_11(start, tmp_path):
     before = descriptors(server.pid), threads(server.pid)
     for _ in range(4 * SOAK):
         cycle()
-    wait_until("the hosts have ended", lambda: started_by(server.pid) == [], 5)
+    wait_until("the hosts have ended", lambda: server.hosts() == [], 5)
     wait_until(
         "descriptors and threads are those of before",
         lambda: descriptors(server.pid) <= before[0] and threads(server.pid) <= before[1] + 1,

@@ -73,7 +73,7 @@ def test_a_worker_that_never_loads_is_given_up_when_its_window_is_over_wk_02(ser
     # Tried within the window and not after it: nothing of it starts any more.
     attempts = worker["generation"]
     refused = server.predict("never", b"x")
-    assert (refused.status_code, refused.headers["x-refusal-reason"]) == (503, "no-worker")
+    assert (refused.status_code, refused.headers["x-refusal-reason"]) == (503, "quarantined")
     assert server.infer("/ping", method="GET").status_code == 500
     assert generations(server, "never") == [attempts]
     server.manage("DELETE", "/models/never")

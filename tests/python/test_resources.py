@@ -3,8 +3,6 @@
 `test_faults_resources.py` has what models that come and go leave."""
 
 import random
-import socket
-from collections import Counter
 from pathlib import Path
 
 from harness import SCRIPTED, SOAK, at_once, descriptors, is_running, resident, wait_until

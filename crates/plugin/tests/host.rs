@@ -423,9 +423,10 @@ fn an_outcome_that_makes_no_sense_fails_its_batch_and_nothing_else() {
     let bridge = "
 def start_interpreter(): pass
 class Session:
+    side_effect_free = False
     def run(self, items):
         return eval(bytes(items[0][2][0][2]))
-def load(spec):
+def load(spec, functions):
     if spec['handler'] == 'handler.py':
         return None, 'nonsense', 'a reason'
     return Session(), '', ''
@@ -450,6 +451,8 @@ def load(spec):
         "('ok', 200, '', [(200, '', [('a', 1)], b'')], [])",
         "('ok', 200, '', [(200, '', [], 'text')], [])",
         "('ok', 200, '', [(200, '', [], b'')], None)",
+        "('ok', 200, '', [('nonsense', 503, '')], [])",
+        "('ok', 200, '', [('handler_status', 400, None)], [])",
         "('ok', 200, '', [(200, '', [], b'')], [('a', 'b', 'c', 'gauge', [], '')])",
         "('handler_status', 200, None, [], [])",
         "1 / 0",

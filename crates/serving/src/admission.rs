@@ -52,8 +52,13 @@ fn in_sequence(request: &mut InferRequest, headers: &SequenceHeaders) -> InSeque
             Arc::from(id)
         }
     };
-    let ends = header(request, &headers.end).is_some_and(|end| end.eq_ignore_ascii_case("true"));
-    InSequence { id, ends }
+    let says =
+        |name: &str| header(request, name).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    InSequence {
+        id,
+        starts: says(&headers.start),
+        ends: says(&headers.end),
+    }
 }
 
 fn header<'r>(request: &'r InferRequest, name: &str) -> Option<&'r str> {
@@ -175,6 +180,7 @@ mod tests {
                 max_sequences: 1,
                 max_waiting_sequences: 0,
                 max_queued: 1,
+                continuous: false,
             }),
             ..Scheduling::default()
         };
@@ -183,7 +189,7 @@ mod tests {
         let sequence = demand_of(&mut unnamed, &scheduling, None, now)
             .sequence
             .unwrap();
-        assert!(sequence.id.starts_with("ts-seq-") && !sequence.ends);
+        assert!(sequence.id.starts_with("ts-seq-") && sequence.starts && !sequence.ends);
         assert_eq!(
             header(&unnamed, "ts_request_sequence_id"),
             Some(&*sequence.id)

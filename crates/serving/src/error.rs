@@ -217,7 +217,7 @@ pub enum Refusal {
     TooManySequences,
     /// As many requests of this sequence wait as may.
     SequenceQueueFull,
-    /// The request's sequence ended before it ran.
+    /// The request's sequence has ended, or was never begun.
     SequenceOver,
     /// The model's workers only failed, and no more are started.
     Quarantined,

@@ -99,7 +99,7 @@ impl InferenceService {
                 // The default version was changed and this one removed in between: the new one
                 // answers, so that a swap of versions loses nothing.
                 Err(NotQueued::Closed(job)) if attempt < RESOLVE_ATTEMPTS && !version_named => {
-                    request = (*job).request;
+                    request = job.request;
                 }
                 Err(NotQueued::Closed(job)) => {
                     return Err(job.refusal(Refusal::Draining, Duration::ZERO));

@@ -43,6 +43,8 @@ pub(crate) struct Demand {
 #[derive(Debug, Clone)]
 pub(crate) struct InSequence {
     pub(crate) id: SequenceId,
+    /// It is the first one.
+    pub(crate) starts: bool,
     /// It is the last one.
     pub(crate) ends: bool,
 }

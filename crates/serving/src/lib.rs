@@ -80,10 +80,7 @@ pub fn start(
     })?;
     metrics::describe();
     let core = Arc::new(Core {
-        surroundings: Arc::new(pool::Surroundings::new(
-            config.hosts.clone(),
-            &config.resources,
-        )),
+        surroundings: Arc::new(pool::Surroundings::new(&config)),
         config,
         registry: registry::Registry::default(),
         stopping: AtomicBool::new(false),

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
 use ts_wire::frame::Exchange;
 
@@ -195,14 +196,27 @@ pub struct ManagementService {
     /// The writer's lock: names and versions that a call is working on. Held for a moment only,
     /// never while something is awaited.
     reserved: Arc<Mutex<BTreeSet<(ModelName, Version)>>>,
+    /// Where changes run, whoever asks for them.
+    runtime: Handle,
 }
 
 impl ManagementService {
+    /// To be called inside the runtime that changes are to run in.
     pub(crate) fn new(core: Arc<Core>) -> Self {
         Self {
             core,
             reserved: Arc::default(),
+            runtime: Handle::current(),
         }
+    }
+
+    /// Runs a change to its end even if the caller leaves in the middle.
+    async fn run_to_the_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
+    ) -> Result<T, ServingError> {
+        let change = self.runtime.spawn(change);
+        change.await.unwrap_or(Err(ServingError::ShuttingDown))
     }
 
     /// Registers a model version. The first version of a model becomes its default.
@@ -215,7 +229,8 @@ impl ManagementService {
     /// [`ServingError`]; after any of them nothing of the registration is left.
     pub async fn register(&self, registration: Registration) -> Result<Registered, ServingError> {
         let this = self.clone();
-        run_to_the_end(async move { this.register_all(registration).await }).await
+        self.run_to_the_end(async move { this.register_all(registration).await })
+            .await
     }
 
     async fn register_all(&self, registration: Registration) -> Result<Registered, ServingError> {
@@ -404,14 +419,14 @@ impl ManagementService {
             finish_resizing(found, resizing, limit).await
         };
         if scaling.synchronous {
-            let ready = run_to_the_end(finishing).await?;
+            let ready = self.run_to_the_end(finishing).await?;
             return Ok(if ready < min {
                 Scaled::InProgress
             } else {
                 Scaled::Done { min_workers: min }
             });
         }
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             if let Err(error) = finishing.await {
                 tracing::warn!(%error, "scaling did not finish");
             }
@@ -539,7 +554,7 @@ impl ManagementService {
             )
         };
         let this = self.clone();
-        run_to_the_end(async move {
+        self.run_to_the_end(async move {
             let limit = this.core.config.defaults.unregister_timeout;
             if !removed.pool.finish(limit).await {
                 // Still there, so still listed; it can be removed again.
@@ -643,15 +658,6 @@ fn remove_fetched(version: &ModelVersion) {
     {
         tracing::warn!(%error, "a fetched archive stays in the model store");
     }
-}
-
-/// Runs a change to its end even if the caller leaves in the middle.
-async fn run_to_the_end<T: Send + 'static>(
-    change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
-) -> Result<T, ServingError> {
-    tokio::spawn(change)
-        .await
-        .unwrap_or(Err(ServingError::ShuttingDown))
 }
 
 /// Returns how many workers take batches after it.

@@ -244,6 +244,7 @@ fn sequences(yaml: &ModelConfig) -> Result<Option<SequencePolicy>, ServingError>
         max_sequences: yaml.max_num_sequence.unwrap_or(1) as usize,
         max_waiting_sequences: waiting.unwrap_or(0),
         max_queued: yaml.max_sequence_job_queue_size.unwrap_or(1) as usize,
+        continuous: yaml.continuous_batching == Some(true),
     }))
 }
 

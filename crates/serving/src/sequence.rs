@@ -1,7 +1,7 @@
 //! Requests that belong together (*torchserve-contract* 9.4, *batching-and-scheduling* 5). Pure.
 //!
-//! Of one sequence at most one request runs at a time, in the order of arrival, and a batch holds
-//! different sequences. With [`SequenceStrategy::Direct`] a sequence has a fixed row of a fixed
+//! Of one sequence at most one request runs at a time (but with continuous batching), in the order
+//! of arrival, and a batch holds different sequences. With [`SequenceStrategy::Direct`] a sequence has a fixed row of a fixed
 //! worker, so that its state may lie there; with [`SequenceStrategy::Oldest`] any worker takes it.
 //! A sequence ends when a request says so, when it was idle for too long, and when its time is over.
 
@@ -21,6 +21,8 @@ pub(crate) enum SequenceRefusal {
     TooMany,
     /// As many requests of this sequence wait as may.
     QueueFull,
+    /// There is no such sequence, and the request does not begin one.
+    Unknown,
 }
 
 /// The sequences of a model version, with their waiting jobs.
@@ -40,7 +42,7 @@ struct Sequence<J> {
     jobs: VecDeque<(Instant, J)>,
     started: Instant,
     last_used: Instant,
-    running: bool,
+    running: usize,
     /// Its time is over, but a request of it still runs.
     over: bool,
     active: bool,
@@ -81,8 +83,9 @@ impl<J> Sequences<J> {
     ///
     /// # Errors
     /// Why it would not.
-    pub(crate) fn admits(&self, id: &str) -> Result<(), SequenceRefusal> {
+    pub(crate) fn admits(&self, id: &str, starts: bool) -> Result<(), SequenceRefusal> {
         match self.by_id.get(id) {
+            None if self.policy.continuous && !starts => Err(SequenceRefusal::Unknown),
             Some(known) if known.jobs.len() >= self.policy.max_queued => {
                 Err(SequenceRefusal::QueueFull)
             }
@@ -95,7 +98,14 @@ impl<J> Sequences<J> {
     }
 
     /// Adds a job that [`Sequences::admits`] has let in.
-    pub(crate) fn push(&mut self, id: &SequenceId, arrived: Instant, job: J, now: Instant) {
+    /// One that begins a sequence anew gives it its whole time again.
+    pub(crate) fn push(
+        &mut self,
+        id: &SequenceId,
+        starts: bool,
+        (arrived, job): (Instant, J),
+        now: Instant,
+    ) {
         let active = self.has_room();
         let sequence = self.by_id.entry(Arc::clone(id)).or_insert_with(|| {
             if !active {
@@ -105,12 +115,15 @@ impl<J> Sequences<J> {
                 jobs: VecDeque::new(),
                 started: now,
                 last_used: now,
-                running: false,
+                running: 0,
                 over: false,
                 active,
                 seat: None,
             }
         });
+        if starts {
+            sequence.started = now;
+        }
         sequence.jobs.push_back((arrived, job));
         self.jobs += 1;
     }
@@ -118,7 +131,7 @@ impl<J> Sequences<J> {
     /// Puts a job that never ran back at the head of its sequence.
     pub(crate) fn put_back(&mut self, id: &SequenceId, arrived: Instant, job: J, now: Instant) {
         if !self.by_id.contains_key(id) {
-            self.push(id, arrived, job, now);
+            self.push(id, false, (arrived, job), now);
         } else if let Some(sequence) = self.by_id.get_mut(id) {
             sequence.jobs.push_front((arrived, job));
             self.jobs += 1;
@@ -136,7 +149,8 @@ impl<J> Sequences<J> {
         let mut ready: Vec<_> = self
             .by_id
             .iter()
-            .filter(|(_, sequence)| sequence.active && !sequence.running && !sequence.over)
+            .filter(|(_, sequence)| sequence.active && !sequence.over)
+            .filter(|(_, sequence)| sequence.running == 0 || self.policy.continuous)
             .filter(
                 |(_, sequence)| match (self.policy.strategy, sequence.seat) {
                     (SequenceStrategy::Oldest, _) => true,
@@ -167,7 +181,7 @@ impl<J> Sequences<J> {
         let sequence = self.by_id.get_mut(id)?;
         let (_, job) = sequence.jobs.pop_front()?;
         self.jobs -= 1;
-        sequence.running = true;
+        sequence.running += 1;
         if self.policy.strategy == SequenceStrategy::Direct && sequence.seat.is_none() {
             let used = self.rows.entry(worker).or_default();
             let row = (0..).find(|row| !used.contains(row)).unwrap_or_default();
@@ -180,7 +194,7 @@ impl<J> Sequences<J> {
     /// A job was dropped unrun from the head of a sequence: the next one may run.
     pub(crate) fn skipped(&mut self, id: &SequenceId) {
         if let Some(sequence) = self.by_id.get_mut(id) {
-            sequence.running = false;
+            sequence.running -= 1;
         }
     }
 
@@ -189,14 +203,30 @@ impl<J> Sequences<J> {
         let Some(sequence) = self.by_id.get_mut(id) else {
             return Vec::new();
         };
-        sequence.running = false;
+        sequence.running = sequence.running.saturating_sub(1);
         sequence.last_used = now;
         // Requests that came after the last one begin the sequence anew.
-        let ended = ended && sequence.jobs.is_empty();
-        if ended || sequence.over {
+        sequence.over |= ended && sequence.jobs.is_empty();
+        if sequence.over && sequence.running == 0 {
             return self.remove(id);
         }
         Vec::new()
+    }
+
+    /// The handler has ended a sequence. Returns the jobs that are left without it.
+    pub(crate) fn end(&mut self, id: &str) -> Vec<J> {
+        let Some((id, sequence)) = self.by_id.get_key_value(id) else {
+            return Vec::new();
+        };
+        let (id, running) = (Arc::clone(id), sequence.running > 0);
+        if running {
+            // With its last request.
+            if let Some(sequence) = self.by_id.get_mut(&id) {
+                sequence.over = true;
+            }
+            return Vec::new();
+        }
+        self.remove(&id)
     }
 
     /// Ends what has been idle for too long or goes on for too long, and drops the jobs for which
@@ -209,13 +239,13 @@ impl<J> Sequences<J> {
             let before = sequence.jobs.len();
             sequence.jobs.retain(|(_, job)| !is_left(job));
             dropped += before - sequence.jobs.len();
-            let unused = sequence.jobs.is_empty() && !sequence.running;
+            let unused = sequence.jobs.is_empty() && sequence.running == 0;
             let idle =
                 unused && (!sequence.active || past(sequence.last_used, self.policy.max_idle));
             let timeout = self.policy.timeout;
             if idle || timeout.is_some_and(|limit| past(sequence.started, limit)) {
                 sequence.over = true;
-                if !sequence.running {
+                if sequence.running == 0 {
                     over.push(Arc::clone(id));
                 }
             }
@@ -230,7 +260,7 @@ impl<J> Sequences<J> {
             return None;
         }
         let idle = self.by_id.values();
-        let idle = idle.filter(|sequence| sequence.active && !sequence.running);
+        let idle = idle.filter(|sequence| sequence.active && sequence.running == 0);
         idle.filter(|sequence| sequence.jobs.is_empty())
             .filter_map(|sequence| sequence.last_used.checked_add(self.policy.max_idle))
             .min()

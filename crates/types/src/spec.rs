@@ -265,6 +265,9 @@ pub struct SequencePolicy {
     pub max_waiting_sequences: usize,
     /// Requests of one sequence that may wait.
     pub max_queued: usize,
+    /// With continuous batching a request may come while an earlier one of its sequence goes on, to
+    /// cancel it for example; and only a request that says so begins a sequence.
+    pub continuous: bool,
 }
 
 #[cfg(test)]

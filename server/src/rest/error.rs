@@ -136,9 +136,6 @@ pub(crate) enum RestError {
     /// The key file cannot be written.
     #[error("the key file could not be written")]
     KeyFile(#[source] std::io::Error),
-    /// A change of models ended in a panic.
-    #[error("the change did not finish")]
-    Unfinished(#[source] tokio::task::JoinError),
     /// The core refused or failed.
     #[error(transparent)]
     Serving(#[from] ServingError),
@@ -177,7 +174,7 @@ impl Classify for RestError {
             Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
             Self::BadStatus { .. } | Self::HeadersTooLarge { .. } => ErrorClass::HandlerFailed,
             Self::NotDescribed(_) => ErrorClass::WorkerLost,
-            Self::KeyFile(_) | Self::Unfinished(_) => ErrorClass::Internal,
+            Self::KeyFile(_) => ErrorClass::Internal,
             Self::Serving(error) => error.class(),
         }
     }

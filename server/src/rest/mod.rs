@@ -41,8 +41,6 @@ pub(crate) struct Edge {
     pub(crate) traffic: Traffic,
     /// Metrics as text.
     pub(crate) exporter: Exporter,
-    /// Where changes of models run: they go on when the client gives up.
-    pub(crate) runtime: tokio::runtime::Handle,
 }
 
 impl Edge {

@@ -78,12 +78,14 @@ impl Dispatcher {
                     });
                 }
             };
+            // However this ends, the other thread is to end too.
+            let finishing = FinishingAtEnd(&in_flight);
             if let Err(error) = self.send_on(&sender, departures, &in_flight, || host.is_alive()) {
                 // Whoever listens has to see it too.
                 tracing::warn!(worker = self.name(), %error, "a request cannot be handed over");
                 host.kill();
             }
-            in_flight.finishing.store(true, Ordering::SeqCst);
+            drop(finishing);
             listening.join().unwrap_or(Err(WireError::Closed))
         });
         match listened {
@@ -294,6 +296,15 @@ impl InFlight {
     fn remove(&self, id: &str) -> Option<Job> {
         let request = self.state.lock().requests.remove(id)?;
         request.held.map(|held| held.job)
+    }
+}
+
+/// Makes the end of the sending thread known to the one that listens.
+struct FinishingAtEnd<'f>(&'f InFlight);
+
+impl Drop for FinishingAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.finishing.store(true, Ordering::SeqCst);
     }
 }
 

@@ -198,7 +198,11 @@ impl Dispatcher {
         worker: &mut Worker,
         unsuccessful: &mut u32,
     ) -> Result<std::convert::Infallible, End> {
-        let limit = self.spec.limits.read().batch_size;
+        let mut limit = self.spec.limits.read().batch_size;
+        if self.spec.scheduling.sequences.is_some() {
+            // Each may have a request that ends it beside the one that goes on.
+            limit *= 2;
+        }
         let mut live: Vec<Held> = Vec::new();
         loop {
             let kind = live.first().map(|held| held.job.request.kind);
@@ -245,6 +249,9 @@ impl Dispatcher {
         let mut live = Vec::with_capacity(round.held.len());
         for (held, reply) in round.held.into_iter().zip(replies) {
             let Some(mut held) = held else { continue };
+            if let Ok(reply) = &reply {
+                self.end_sequences(reply);
+            }
             match reply {
                 Ok(reply) if goes_on(&reply) => {
                     held.part(reply, round.handed_over, limit, &worker.departures);
@@ -256,6 +263,18 @@ impl Dispatcher {
             }
         }
         live
+    }
+
+    /// Ends the sequences that a handler names in a reply.
+    fn end_sequences(&self, reply: &Reply) {
+        if self.spec.scheduling.sequences.is_none() {
+            return;
+        }
+        let name = &self.spec.surroundings.sequence_headers.end;
+        let named = |(key, _): &&(String, String)| key.eq_ignore_ascii_case(name);
+        let ids = reply.headers.iter().filter(named);
+        let ids = ids.flat_map(|(_, ids)| ids.split(';'));
+        self.spec.queue.end_sequences(ids.map(str::trim));
     }
 
     /// Waits for the next batch.

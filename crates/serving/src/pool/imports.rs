@@ -1,6 +1,8 @@
-//! Which of the modules that a zygote may import ahead a model is going to import: those that its
-//! sources name. A guess, made by reading and not by running: too few and the host imports them
-//! itself, too many and the zygote holds some that nobody needs. Which ones it brings is none.
+//! Which modules a model imports and which it brings.
+//!
+//! What it imports is a guess, made by reading its sources and not by running them: too few and the
+//! host imports them itself, too many and the zygote holds some that nobody needs. What it brings is
+//! what lies in its folder.
 
 use std::io::Read as _;
 use std::path::Path;

@@ -26,11 +26,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
-use ts_types::{Isolation, ModelLimits, ModelName, ResourceDemand, Scheduling, Version};
+use ts_types::{Isolation, ModelLimits, ModelName, Scheduling, Version};
 use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 
 use crate::batch::BatchPolicy;
-use crate::config::HostConfig;
+use crate::config::{HostConfig, SequenceHeaders, ServingConfig};
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
@@ -62,6 +62,7 @@ pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
     pub(crate) handler_metrics: HandlerMetrics,
     pub(crate) resources: Arc<Resources>,
+    pub(crate) sequence_headers: SequenceHeaders,
     devices: Arc<Devices>,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
@@ -72,7 +73,8 @@ pub(crate) struct Surroundings {
 
 impl Surroundings {
     /// To be called inside the runtime.
-    pub(crate) fn new(hosts: HostConfig, resources: &[ResourceDemand]) -> Self {
+    pub(crate) fn new(config: &ServingConfig) -> Self {
+        let hosts = config.hosts.clone();
         let children = Children::start();
         Self {
             zygote: Zygote::new(&hosts, &children),
@@ -80,7 +82,8 @@ impl Surroundings {
             confinement: Arc::default(),
             devices: Devices::new(hosts.devices.clone()),
             hosts,
-            resources: Arc::new(Resources::new(resources)),
+            resources: Arc::new(Resources::new(&config.resources)),
+            sequence_headers: config.sequence_headers.clone(),
             handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),

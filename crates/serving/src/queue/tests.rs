@@ -1,10 +1,12 @@
 use proptest::prelude::*;
 use ts_types::{
-    Gather, InferRequest, ModelName, RequestId, SequenceStrategy, TimeoutAction, Urgency,
+    Gather, InferRequest, ModelName, RequestId, RequestKind, SequenceStrategy, TimeoutAction,
+    Urgency,
 };
 
+use super::worker::SEQUENCE_ROW;
 use super::*;
-use crate::job::{Answered, Demand};
+use crate::job::{Answered, Demand, InSequence};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -77,16 +79,17 @@ fn predict(queue: &Arc<Queue>) -> Result<Caller, NotQueued> {
     push(queue, RequestKind::Predict, Demand::default())
 }
 
-fn refusal(result: Result<Caller, NotQueued>) -> Option<Refusal> {
+fn refusal(result: &Result<Caller, NotQueued>) -> Option<Refusal> {
     match result {
-        Err(NotQueued::Refused(_, refusal, _)) => Some(refusal),
+        Err(NotQueued::Refused(_, refusal, _)) => Some(*refusal),
         _ => None,
     }
 }
 
 /// What a worker takes now; `None` where it would wait.
 fn take_as(queue: &Arc<Queue>, worker: u32) -> Option<Batch> {
-    match queue.take(worker, || false, || Some(Instant::now())) {
+    let now = Instant::now();
+    match queue.take(worker, || false, || Some(now)) {
         Taken::Batch(batch) => Some(batch),
         Taken::Idle | Taken::Stopped => None,
     }
@@ -108,11 +111,11 @@ fn a_full_queue_refuses_until_a_caller_leaves() {
     let queue = queue(1, 2);
     let _kept = predict(&queue).unwrap();
     let leaver = predict(&queue).unwrap();
-    assert_eq!(refusal(predict(&queue)), Some(Refusal::QueueFull));
+    assert_eq!(refusal(&predict(&queue)), Some(Refusal::QueueFull));
     drop(leaver);
     assert_eq!(queue.occupancy(), (1, 1));
     let _kept = predict(&queue).unwrap();
-    assert_eq!(refusal(predict(&queue)), Some(Refusal::QueueFull));
+    assert_eq!(refusal(&predict(&queue)), Some(Refusal::QueueFull));
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn kinds_and_groups_do_not_share_a_batch_and_the_oldest_goes_first() {
 fn mixed_shapes_fill_batches_of_their_own() {
     let queue = queue(8, 1000);
     let group = |number: usize| Demand {
-        group: Some(Box::from(if number % 2 == 0 { "a" } else { "b" })),
+        group: Some(Box::from(if number.is_multiple_of(2) { "a" } else { "b" })),
         ..Demand::default()
     };
     let _kept: Vec<_> = (0..160)
@@ -223,10 +226,10 @@ fn a_level_has_a_limit_of_its_own() {
     });
     let _kept = push(&queue, RequestKind::Predict, at(0)).unwrap();
     let full = push(&queue, RequestKind::Predict, at(0));
-    assert_eq!(refusal(full), Some(Refusal::QueueFull));
+    assert_eq!(refusal(&full), Some(Refusal::QueueFull));
     let _others = [(); 2].map(|()| push(&queue, RequestKind::Predict, at(1)).unwrap());
     let full = push(&queue, RequestKind::Predict, at(1));
-    assert_eq!(refusal(full), Some(Refusal::QueueFull));
+    assert_eq!(refusal(&full), Some(Refusal::QueueFull));
 }
 
 #[test]
@@ -270,7 +273,7 @@ fn what_cannot_be_in_time_is_refused_on_arrival_or_at_the_cut() {
     let running = take(&queue).unwrap();
     // Eight wait before it: half a batch that runs and four more.
     let hopeless = push(&queue, RequestKind::Predict, within(3000 * MS));
-    assert_eq!(refusal(hopeless), Some(Refusal::TooLate));
+    assert_eq!(refusal(&hopeless), Some(Refusal::TooLate));
     let _hopeful = push(&queue, RequestKind::Predict, within(50_000 * MS)).unwrap();
     while take(&queue).is_some_and(|batch| batch.jobs.len() == 2) {}
     assert_eq!(queue.explain().late, 0);
@@ -313,7 +316,7 @@ fn a_ticket_is_had_only_while_a_worker_waits() {
         job_ticket: true,
         ..rules(1, 10)
     });
-    assert_eq!(refusal(predict(&queue)), Some(Refusal::NoIdleWorker));
+    assert_eq!(refusal(&predict(&queue)), Some(Refusal::NoIdleWorker));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| matches!(queue.take(9000, || false, || None), Taken::Batch(_)));
         while queue.state.lock().idle == 0 {
@@ -322,7 +325,7 @@ fn a_ticket_is_had_only_while_a_worker_waits() {
         let _taken = predict(&queue).unwrap();
         assert!(worker.join().unwrap());
     });
-    assert_eq!(refusal(predict(&queue)), Some(Refusal::NoIdleWorker));
+    assert_eq!(refusal(&predict(&queue)), Some(Refusal::NoIdleWorker));
 }
 
 #[test]
@@ -369,6 +372,7 @@ fn of_a_sequence_one_runs_at_a_time_and_always_in_its_worker() {
         max_sequences: 2,
         max_waiting_sequences: 0,
         max_queued: 5,
+        continuous: false,
     };
     let queue = queue_of(QueueRules {
         sequences: Some(sequences),
@@ -378,6 +382,7 @@ fn of_a_sequence_one_runs_at_a_time_and_always_in_its_worker() {
     let of = |id: &str, ends| Demand {
         sequence: Some(InSequence {
             id: Arc::from(id),
+            starts: false,
             ends,
         }),
         ..Demand::default()
@@ -386,7 +391,7 @@ fn of_a_sequence_one_runs_at_a_time_and_always_in_its_worker() {
     let _kept =
         [("a", false), ("a", true), ("b", false)].map(|(id, ends)| in_sequence(id, ends).unwrap());
     assert_eq!(
-        refusal(in_sequence("c", false)),
+        refusal(&in_sequence("c", false)),
         Some(Refusal::TooManySequences)
     );
     let first = take_as(&queue, 1).unwrap();
@@ -607,8 +612,9 @@ fn joining_takes_what_waits_unless_another_kind_waits_longer() {
 #[test]
 fn a_worker_that_has_waited_for_long_enough_takes_what_is_there_and_else_nothing() {
     let queue = queue(8, 100);
+    let now = Instant::now();
     assert!(matches!(
-        queue.take(9000, || false, || Some(Instant::now())),
+        queue.take(9000, || false, || Some(now)),
         Taken::Idle
     ));
     let _kept = predict(&queue).unwrap();

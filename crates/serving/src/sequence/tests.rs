@@ -14,6 +14,7 @@ fn policy(strategy: SequenceStrategy) -> SequencePolicy {
         max_sequences: 2,
         max_waiting_sequences: 1,
         max_queued: 2,
+        continuous: false,
     }
 }
 
@@ -29,9 +30,9 @@ fn names(ready: Vec<(Instant, SequenceId)>) -> Vec<String> {
 fn one_request_of_a_sequence_runs_at_a_time_and_rows_are_fixed() {
     let mut all = Sequences::new(policy(SequenceStrategy::Direct));
     let now = Instant::now();
-    all.push(&id("a"), now, 1, now);
-    all.push(&id("a"), now + MS, 2, now);
-    all.push(&id("b"), now + MS, 3, now);
+    all.push(&id("a"), false, (now, 1), now);
+    all.push(&id("a"), false, (now + MS, 2), now);
+    all.push(&id("b"), false, (now + MS, 3), now);
     assert_eq!(names(all.ready(7, 4)), ["a", "b"]);
     let seat = |row| Some(Seat { worker: 7, row });
     assert_eq!(all.take(&id("a"), 7), Some((1, seat(0))));
@@ -49,8 +50,8 @@ fn one_request_of_a_sequence_runs_at_a_time_and_rows_are_fixed() {
 fn a_worker_keeps_only_as_many_sequences_as_it_has_rows() {
     let mut all = Sequences::new(policy(SequenceStrategy::Direct));
     let now = Instant::now();
-    all.push(&id("a"), now, 1, now);
-    all.push(&id("b"), now + MS, 2, now);
+    all.push(&id("a"), false, (now, 1), now);
+    all.push(&id("b"), false, (now + MS, 2), now);
     assert_eq!(names(all.ready(7, 1)), ["a"]);
     all.take(&id("a"), 7);
     assert!(names(all.ready(7, 1)).is_empty());
@@ -61,8 +62,8 @@ fn a_worker_keeps_only_as_many_sequences_as_it_has_rows() {
 fn the_oldest_strategy_lets_any_worker_take_the_next_request() {
     let mut all = Sequences::new(policy(SequenceStrategy::Oldest));
     let now = Instant::now();
-    all.push(&id("a"), now, 1, now);
-    all.push(&id("a"), now, 2, now);
+    all.push(&id("a"), false, (now, 1), now);
+    all.push(&id("a"), false, (now, 2), now);
     assert_eq!(all.take(&id("a"), 7), Some((1, None)));
     assert!(all.ready(8, 1).is_empty(), "one at a time");
     all.finished(&id("a"), false, now);
@@ -74,13 +75,13 @@ fn limits_refuse_and_a_waiting_sequence_follows_the_first_that_ends() {
     let mut all = Sequences::new(policy(SequenceStrategy::Direct));
     let now = Instant::now();
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
-        assert_eq!(all.admits(name), Ok(()));
-        all.push(&id(name), now + number as u32 * MS, number, now);
+        assert_eq!(all.admits(name, false), Ok(()));
+        all.push(&id(name), false, (now + number as u32 * MS, number), now);
     }
     assert_eq!(all.counts(), (2, 1));
-    assert_eq!(all.admits("d"), Err(SequenceRefusal::TooMany));
-    all.push(&id("a"), now, 9, now);
-    assert_eq!(all.admits("a"), Err(SequenceRefusal::QueueFull));
+    assert_eq!(all.admits("d", true), Err(SequenceRefusal::TooMany));
+    all.push(&id("a"), false, (now, 9), now);
+    assert_eq!(all.admits("a", false), Err(SequenceRefusal::QueueFull));
     assert_eq!(names(all.ready(7, 9)), ["a", "b"]);
     all.take(&id("b"), 7);
     assert!(all.finished(&id("b"), true, now).is_empty());
@@ -94,14 +95,14 @@ fn idle_sequences_and_those_that_last_too_long_end() {
         ..policy(SequenceStrategy::Direct)
     });
     let now = Instant::now();
-    all.push(&id("a"), now, 1, now);
+    all.push(&id("a"), false, (now, 1), now);
     all.take(&id("a"), 7);
     assert!(all.expire(now + 200 * MS, |_| false).is_empty());
     assert_eq!(all.counts(), (1, 0), "a running request is not idle");
     all.finished(&id("a"), false, now + 200 * MS);
     all.expire(now + 299 * MS, |_| false);
     assert_eq!(all.counts(), (1, 0));
-    all.push(&id("a"), now, 2, now + 299 * MS);
+    all.push(&id("a"), false, (now, 2), now + 299 * MS);
     assert_eq!(
         all.expire(now + 300 * MS, |_| false),
         [2],
@@ -111,14 +112,37 @@ fn idle_sequences_and_those_that_last_too_long_end() {
 }
 
 #[test]
+fn a_sequence_that_is_begun_again_has_its_whole_time_again() {
+    let mut all = Sequences::new(SequencePolicy {
+        timeout: Some(300 * MS),
+        max_idle: Duration::from_secs(60),
+        ..policy(SequenceStrategy::Direct)
+    });
+    let now = Instant::now();
+    for (at, starts, left) in [
+        (0, true, 1),
+        (200, true, 1),
+        (450, false, 1),
+        (510, false, 0),
+    ] {
+        let now = now + at * MS;
+        all.expire(now, |_| false);
+        assert_eq!(all.counts().0, if at == 0 { 0 } else { left }, "at {at}");
+        all.push(&id("a"), starts, (now, 1), now);
+        all.take(&id("a"), 7);
+        all.finished(&id("a"), false, now);
+    }
+}
+
+#[test]
 fn a_lost_worker_takes_its_sequences_along_and_no_other() {
     let mut all = Sequences::new(policy(SequenceStrategy::Direct));
     let now = Instant::now();
     for (name, worker) in [("a", 7), ("b", 8)] {
-        all.push(&id(name), now, 1, now);
+        all.push(&id(name), false, (now, 1), now);
         all.take(&id(name), worker);
         all.finished(&id(name), false, now);
-        all.push(&id(name), now, 2, now);
+        all.push(&id(name), false, (now, 2), now);
     }
     assert_eq!(all.worker_lost(7), [2]);
     assert_eq!(all.counts(), (1, 0));
@@ -129,9 +153,9 @@ fn a_lost_worker_takes_its_sequences_along_and_no_other() {
 fn a_last_request_ends_its_sequence_unless_more_came_meanwhile() {
     let mut all = Sequences::new(policy(SequenceStrategy::Direct));
     let now = Instant::now();
-    all.push(&id("a"), now, 1, now);
+    all.push(&id("a"), false, (now, 1), now);
     all.take(&id("a"), 7);
-    all.push(&id("a"), now, 2, now);
+    all.push(&id("a"), false, (now, 2), now);
     assert!(all.finished(&id("a"), true, now).is_empty());
     assert_eq!(
         all.counts(),
@@ -141,6 +165,29 @@ fn a_last_request_ends_its_sequence_unless_more_came_meanwhile() {
     all.take(&id("a"), 7);
     all.finished(&id("a"), true, now);
     assert_eq!(all.counts(), (0, 0));
+}
+
+#[test]
+fn with_continuous_batching_a_second_request_joins_the_first_and_none_begins_unasked() {
+    let mut all = Sequences::new(SequencePolicy {
+        continuous: true,
+        ..policy(SequenceStrategy::Direct)
+    });
+    let now = Instant::now();
+    assert_eq!(all.admits("a", false), Err(SequenceRefusal::Unknown));
+    assert_eq!(all.admits("a", true), Ok(()));
+    all.push(&id("a"), false, (now, 1), now);
+    all.take(&id("a"), 7);
+    assert_eq!(all.admits("a", false), Ok(()));
+    all.push(&id("a"), false, (now, 2), now);
+    assert_eq!(names(all.ready(7, 1)), ["a"]);
+    all.take(&id("a"), 7);
+    assert!(all.end("a").is_empty());
+    all.finished(&id("a"), false, now);
+    assert_eq!(all.counts(), (1, 0), "a request of it still runs");
+    all.finished(&id("a"), false, now);
+    assert_eq!(all.counts(), (0, 0));
+    assert_eq!(all.admits("a", false), Err(SequenceRefusal::Unknown));
 }
 
 #[derive(Debug, Clone)]
@@ -180,8 +227,8 @@ proptest! {
             match step {
                 Step::Push(name) => {
                     let name = id(&name.to_string());
-                    if all.admits(&name).is_ok() {
-                        all.push(&name, now, pushed, now);
+                    if all.admits(&name, false).is_ok() {
+                        all.push(&name, false, (now, pushed), now);
                         pushed += 1;
                     }
                 }

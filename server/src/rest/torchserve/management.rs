@@ -31,20 +31,6 @@ fn query(request: &HttpRequest, known: &[&str]) -> Parameters {
     query
 }
 
-/// Runs a change where it goes on when the client gives up: half a registration would be worse
-/// than one that nobody waits for.
-async fn run<T: Send + 'static>(
-    edge: &Edge,
-    change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
-) -> Result<T, RestError> {
-    let outcome = edge
-        .runtime
-        .spawn(change)
-        .await
-        .map_err(RestError::Unfinished)?;
-    Ok(outcome?)
-}
-
 /// GET `/models`.
 pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
     #[derive(Serialize)]
@@ -98,8 +84,7 @@ pub(super) async fn register(
         Parameters::of_query(request.query_string())
     };
     let registration = registration(&parameters)?;
-    let management = edge.management.clone();
-    let done = run(edge, async move { management.register(registration).await }).await?;
+    let done = edge.management.register(registration).await?;
     let (model, version, workers) = (&done.model, &done.version, done.workers);
     Ok(match (workers, done.ready) {
         (0, _) => respond::status_line(
@@ -218,10 +203,8 @@ pub(super) async fn scale(
         .map(Version::new)
         .transpose()?;
     let scaling = scaling(&query)?;
-    let management = edge.management.clone();
-    let (name, which) = (model.clone(), version.clone());
-    let change = async move { management.scale(&name, which.as_ref(), scaling).await };
-    Ok(match run(edge, change).await? {
+    let change = edge.management.scale(&model, version.as_ref(), scaling);
+    Ok(match change.await? {
         Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
         Scaled::InProgress => respond::status_line(StatusCode::PARTIAL_CONTENT, IN_PROGRESS),
         Scaled::Done { min_workers } => {
@@ -278,12 +261,7 @@ pub(super) async fn unregister(
 ) -> Result<HttpResponse, RestError> {
     let model = ModelName::new(model)?;
     let version = version.map(Version::new).transpose()?;
-    let management = edge.management.clone();
-    let name = model.clone();
-    run(edge, async move {
-        management.unregister(&name, version.as_ref()).await
-    })
-    .await?;
+    edge.management.unregister(&model, version.as_ref()).await?;
     Ok(respond::status_line(
         StatusCode::OK,
         &format!("Model \"{model}\" unregistered"),
