@@ -9,13 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from models import WORK, pack, workers
-from programs import ROOT, Server, load
+from programs import ROOT, WARM_UP_S, Server, load
 from rounds import Subject, loaded, run_rounds, summary, table
 
 RATE = 300
 RATE_CONNECTIONS = 32
-# Under the load before a worker is killed, and after that.
-BEFORE_S, AFTER_S = 0.5, 1.5
+# Under load, a worker being killed after a quarter of them.
+SECONDS = 2
 
 
 def burn(options: argparse.Namespace) -> dict:
@@ -47,7 +47,7 @@ def kill(options: argparse.Namespace) -> dict:
             failures = [counted["failures"] for counted in rounds]
             again = summary([counted["replaced_s"] for counted in rounds])
             worst = statistics.median(counted["max_ms"] for counted in rounds)
-            print(f"  {name:34}failed: {failures} of {rounds[0]['replies']} requests; ", end="")
+            print(f"  {name:34}failed: {failures} of {RATE * SECONDS} requests; ", end="")
             print(f"replaced after {again['median'] * 1000:.0f} ms ", end="")
             print(f"({again['min'] * 1000:.0f} to {again['max'] * 1000:.0f}); ", end="")
             print(f"slowest answer {worst:.1f} ms")
@@ -57,10 +57,9 @@ def kill(options: argparse.Namespace) -> dict:
 def killed(server: Server, model: str) -> dict:
     """What the load saw, and seconds until as many workers as before were ready."""
     url = f"{server.inference}/predictions/{model}"
-    pace = ("--rate", RATE, "--warm-up", 0)
     with ThreadPoolExecutor(1) as beside:
-        counting = beside.submit(load, url, RATE_CONNECTIONS, BEFORE_S + AFTER_S, *pace)
-        time.sleep(BEFORE_S)
+        counting = beside.submit(load, url, RATE_CONNECTIONS, SECONDS, "--rate", RATE)
+        time.sleep(WARM_UP_S + SECONDS / 4)
         replaced_s = replaced(server, model)
         return counting.result() | {"replaced_s": replaced_s}
 

@@ -41,9 +41,9 @@ def noop(options: argparse.Namespace) -> dict:
             model = f"echo_b{batch}"
             archive = echo_model(server.store, model, workers(2, "process", batch))
             add(f"echo backend, 2 workers, batch {batch}", model, archive)
-        for isolation in ("process", "thread"):
+        for isolation, batches in (("process", (1, NOOP_BATCH)), ("thread", (NOOP_BATCH,))):
             for count in (1, 2):
-                for batch in (1, NOOP_BATCH):
+                for batch in batches:
                     model = f"noop_{isolation}_w{count}_b{batch}"
                     config = workers(count, isolation, batch)
                     archive = pack(server.store, model, config, "--handler", handler)
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2, help="of each subject in each round")
     parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--scalings", type=int, default=3, help="of each model, of each kind")
+    parser.add_argument("--scalings", type=int, default=2, help="of each model, of each kind")
     parser.add_argument("--connections", type=int, default=64, help="to the no-op handler")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 0.5 s, few starts")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run this part")

@@ -44,7 +44,7 @@ class Shape:
 
 SHAPES = (
     Shape("overhead", 5000, 300, 16, (0, 1, 2, 5, 10)),
-    Shape("compute", 500, 4000, 8, (0, 5)),
+    Shape("compute", 500, 4000, 8, (0,)),
 )
 LONE_CAPS_MS = (0, 5, 100)
 
