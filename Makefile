@@ -58,7 +58,8 @@ demo: build $(VENV)/.example-installed ## serve a pretrained image classifier an
 	examples/image_classifier/run.sh
 
 .PHONY: bench
-bench: build $(VENV)/.example-installed ## load runs beside a bare echo server and plain torch
+bench: build $(VENV)/.example-installed ## what the server does beside its marks, in ten minutes
+	$(CARGO) bench --locked --features ts-serving/bench --bench queue --no-run
 	tests/bench/run.py
 
 # --- checks --------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ test: test-rust test-plugin lint-python test-python ## every test, installing wh
 .PHONY: lint-rust
 lint-rust:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --features ts-serving/bench -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps
 
 .PHONY: test-rust

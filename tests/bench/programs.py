@@ -15,6 +15,8 @@ PYTHON = ROOT / ".venv/bin/python"
 EXAMPLE = ROOT / "examples/image_classifier"
 CORES = len(os.sched_getaffinity(0))
 START_LIMIT_S = 60
+# Under load before the seconds that are counted.
+WARM_UP_S = 0.25
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -127,6 +129,10 @@ class Server(Program):
         """What the management API says about a model."""
         return json.loads(answer(f"{self.management}/models/{model}"))[0]
 
+    def batching(self, model: str) -> dict:
+        """What the management API says about how a model's batches came about."""
+        return json.loads(answer(f"{self.management}/models/{model}/batching"))
+
     def hosts(self, model: str) -> set[int]:
         """Processes that a model's workers live in."""
         return {worker["pid"] for worker in self.describe(model)["workers"]}
@@ -172,7 +178,7 @@ class PlainLoop:
 def load(url: str, connections: int, seconds: float, *more: object) -> dict:
     """Loads a server and returns what `ts-bench load` counted."""
     command = [BINARIES / "ts-bench", "load", "--json", "--url", url]
-    command += ["--connections", connections, "--seconds", seconds, *more]
+    command += ["--connections", connections, "--seconds", seconds, "--warm-up", WARM_UP_S, *more]
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE)
     if done.returncode != 0:
         raise SystemExit(f"loading {url} failed")

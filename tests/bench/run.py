@@ -10,188 +10,71 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 
-from programs import (
-    BINARIES,
-    CORES,
-    EXAMPLE,
-    PYTHON,
-    ROOT,
-    Echo,
-    PlainLoop,
-    Program,
-    Server,
-    environment,
-    load,
-    memory_mb,
-)
+from models import CLASSIFIER, WORK, classifier, echo_model, example_model, pack, workers
+from pools import burn, kill
+from programs import BINARIES, CORES, ROOT, Echo, PlainLoop, Server, load, memory_mb
+from rounds import Subject, latencies, loaded, run_rounds, summary, table
+from scaling import scaling
+from scheduler import scheduler
 
-WORK = BINARIES.parent / "bench"
-NOOP_CONNECTIONS = 16
 NOOP_BODY_BYTES = 100
+NOOP_BATCH = 32
 DEMO_WORKERS = 2
-CLASSIFIER = "efficientnet_lite0"
-
-
-@dataclass
-class Subject:
-    """What is measured once in each round."""
-
-    name: str
-    measure: Callable[[float], dict]
-    rounds: list[dict] = field(default_factory=list)
-
-    def values(self, key: str) -> list[float]:
-        """One number of all rounds."""
-        return [measured[key] for measured in self.rounds]
-
-
-def run_rounds(subjects: list[Subject], rounds: int, seconds: float) -> None:
-    """Every second round backwards, so that no subject always follows the same other."""
-    for number in range(rounds):
-        print(f"  round {number + 1} of {rounds}", file=sys.stderr)
-        for subject in subjects if number % 2 == 0 else reversed(subjects):
-            subject.rounds.append(subject.measure(seconds))
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    """Median and range."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def table(title: str, subjects: list[Subject], unit: str) -> dict:
-    """Prints the subjects, each beside the first, and returns the same as data."""
-    mark = subjects[0]
-    print(f"\n{title}")
-    print(f"  {'':34}{unit + ' (min to max)':>30}{'of first (min to max)':>26}", end="")
-    print(f"{'p50 ms':>9}{'p99 ms':>9}{'CPU us: server':>16}{'models':>9}")
-    data = {}
-    for subject in subjects:
-        speed = summary(subject.values("per_second"))
-        pairs = zip(subject.values("per_second"), mark.values("per_second"), strict=True)
-        ratio = summary([own / other for own, other in pairs])
-        data[subject.name] = {"per_second": speed, "ratio": ratio, "rounds": subject.rounds}
-        spread = f"{speed['median']:.1f} ({speed['min']:.0f} to {speed['max']:.0f})"
-        share = f"{ratio['median']:.1%} ({ratio['min']:.0%} to {ratio['max']:.0%})"
-        print(f"  {subject.name:34}{spread:>30}{share:>26}", end="")
-        for key, width, digits in (
-            ("p50_ms", 9, 2),
-            ("p99_ms", 9, 2),
-            ("server_us", 16, 1),
-            ("models_us", 9, 1),
-        ):
-            known = all(key in measured for measured in subject.rounds)
-            text = f"{statistics.median(subject.values(key)):.{digits}f}" if known else "-"
-            print(f"{text:>{width}}", end="")
-        failures = sum(measured.get("failures", 0) for measured in subject.rounds)
-        print(f"  {failures} failures" if failures else "")
-    return data
-
-
-def loaded(program: Program, url: str, connections: int, *more: object) -> Callable:
-    """A measurement: requests per second, latency, and processor time of each request."""
-
-    def measure(seconds: float) -> dict:
-        before = program.cpu_seconds()
-        counted = load(url, connections, seconds, *more)
-        used = [now - then for now, then in zip(program.cpu_seconds(), before, strict=True)]
-        counted["server_us"], counted["models_us"] = (
-            time / counted["replies"] * 1e6 for time in used
-        )
-        return counted
-
-    return measure
-
-
-def pack(store: Path, name: str, config: dict[str, object], *what: object) -> str:
-    """Packs a model with this configuration; returns the archive's name."""
-    yaml = store.parent / f"{name}.yaml"
-    yaml.write_text("".join(f"{key}: {value}\n" for key, value in config.items()))
-    command = [BINARIES / "torch-model-archiver", "--model-name", name, "--version", "1.0"]
-    command += ["--config-file", yaml, "--export-path", store, *what]
-    subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
-    return f"{name}.mar"
-
-
-def workers(count: int, isolation: str, batch_size: int = 1) -> dict[str, object]:
-    """A model's configuration. A batch takes what waits: no delay."""
-    return {
-        "minWorkers": count,
-        "maxWorkers": count,
-        "batchSize": batch_size,
-        "maxBatchDelay": 0,
-        "workerIsolation": isolation,
-    }
-
-
-def echo_model(store: Path, name: str, config: dict[str, object]) -> str:
-    """A model of the echo backend, which no archiver packs, as a folder."""
-    folder = store / name
-    (folder / "MAR-INF").mkdir(parents=True)
-    (folder / "model-config.yaml").write_text(
-        "".join(f"{key}: {value}\n" for key, value in config.items())
-    )
-    model = {"modelName": name, "modelVersion": "1.0", "configFile": "model-config.yaml"}
-    manifest = {"runtime": "echo", "model": model}
-    (folder / "MAR-INF/MANIFEST.json").write_text(json.dumps(manifest))
-    return name
 
 
 def noop(options: argparse.Namespace) -> dict:
     """A handler that does nothing, beside a bare echo server."""
+    handler = ROOT / "tests/bench/noop.py"
     with Echo() as echo, Server(WORK / "noop", options.config) as server:
-        body = ("--body-bytes", NOOP_BODY_BYTES)
-        subjects = [Subject("bare echo", loaded(echo, echo.url, NOOP_CONNECTIONS, *body))]
+        urls = {"bare echo": (echo, echo.url)}
 
         def add(shown: str, model: str, archive: str) -> None:
             server.register(archive, model)
-            url = f"{server.inference}/predictions/{model}"
-            subjects.append(Subject(shown, loaded(server, url, NOOP_CONNECTIONS, *body)))
+            urls[shown] = (server, f"{server.inference}/predictions/{model}")
 
-        for batch in (1, 16):
+        for batch in (1, NOOP_BATCH):
             model = f"echo_b{batch}"
             archive = echo_model(server.store, model, workers(2, "process", batch))
             add(f"echo backend, 2 workers, batch {batch}", model, archive)
-        for isolation in ("process", "thread"):
+        for isolation, batches in (("process", (1, NOOP_BATCH)), ("thread", (NOOP_BATCH,))):
             for count in (1, 2):
-                for batch in (1, 16):
+                for batch in batches:
                     model = f"noop_{isolation}_w{count}_b{batch}"
                     config = workers(count, isolation, batch)
-                    handler = ROOT / "tests/bench/noop.py"
                     archive = pack(server.store, model, config, "--handler", handler)
                     add(f"{isolation}, {count} worker(s), batch {batch}", model, archive)
-        run_rounds(subjects, options.rounds, options.seconds)
-        title = f"No-op handler: {NOOP_CONNECTIONS} connections, bodies of {NOOP_BODY_BYTES} bytes"
-        return table(title, subjects, "requests/s")
+
+        def subjects(connections: int, names: Iterable[str]) -> list[Subject]:
+            body = ("--body-bytes", NOOP_BODY_BYTES)
+            found = [Subject(name, loaded(*urls[name], connections, *body)) for name in names]
+            run_rounds(found, options.rounds, options.seconds)
+            return found
+
+        title = f"No-op handler: {options.connections} connections, {NOOP_BODY_BYTES} byte bodies"
+        many = table(title, subjects(options.connections, urls), "requests/s")
+        lone = ["bare echo", *(name for name in urls if f"1 worker(s), batch {NOOP_BATCH}" in name)]
+        return {"many": many, "lone": latencies("The same, 1 connection", subjects(1, lone))}
 
 
-def example_model() -> Path:
-    """The folder with the example's network, names and photos, made once."""
-    folder = WORK / "example"
-    if not (folder / "coffee.png").exists():
-        subprocess.run([PYTHON, EXAMPLE / "make_model.py", folder], check=True, env=environment())
-    return folder
-
-
-def classifier(store: Path, count: int, isolation: str) -> tuple[str, str]:
-    """Packs the example; returns the model's name and the archive's."""
-    made = example_model()
-    name = f"{CLASSIFIER}_{isolation}"
-    archive = pack(
-        store,
-        name,
-        workers(count, isolation),
-        *("--serialized-file", made / f"{CLASSIFIER}.pt", "--handler", EXAMPLE / "handler.py"),
-        *("--extra-files", made / "index_to_name.json"),
+def queue(options: argparse.Namespace) -> dict:
+    """The server's queue by itself on one core, as `crates/serving/benches/queue.rs` runs it."""
+    command = ["cargo", "bench", "--quiet", "--locked", "--features", "ts-serving/bench"]
+    done = subprocess.run(
+        [*command, "--bench", "queue"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     )
-    return name, archive
+    data = json.loads(done.stdout)
+    print("\nQueue: requests pushed, taken, answered and awaited on one core")
+    for kind in data:
+        speed = summary(kind["per_second"])
+        shown = f"{kind['callers']} caller(s), batches up to {kind['batch_size']}"
+        print(f"  {shown:34}{speed['median']:.0f} requests/s ", end="")
+        print(f"({speed['min']:.0f} to {speed['max']:.0f})")
+    return {"loads": data}
 
 
 def demo(options: argparse.Namespace) -> dict:
@@ -259,16 +142,27 @@ def registered(data: dict, server: Server, shown: str, model: str, archive: str)
     print(f"RSS {memory['rss']:.0f} MB, shared pages divided {memory['pss']:.0f} MB")
 
 
-SECTIONS = {"noop": noop, "demo": demo, "start": start}
+SECTIONS = {
+    "noop": noop,
+    "queue": queue,
+    "scheduler": scheduler,
+    "burn": burn,
+    "kill": kill,
+    "demo": demo,
+    "start": start,
+    "scaling": scaling,
+}
 
 
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description="Measure the server beside its marks.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4, help="of each subject in each round")
+    parser.add_argument("--seconds", type=float, default=2, help="of each subject in each round")
     parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s, 3 starts")
+    parser.add_argument("--scalings", type=int, default=2, help="of each model, of each kind")
+    parser.add_argument("--connections", type=int, default=64, help="to the no-op handler")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 0.5 s, few starts")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run this part")
     parser.add_argument(
         "--config",
@@ -279,7 +173,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.seconds, options.starts = 2, 1, 3
+        options.rounds, options.seconds, options.starts, options.scalings = 2, 0.5, 3, 1
     for needed in ("torchserve", "torch-model-archiver", "ts-bench", "libts_plugin.so"):
         if not (BINARIES / needed).exists():
             sys.exit(f"{BINARIES / needed} is missing. Run `make build` first")

@@ -1,21 +1,18 @@
-#!/usr/bin/env python3
-"""Measures how fast workers come, with and without the zygote: `tests/bench/scaling.py`.
+"""How fast workers come, with and without the zygote.
 
 Each round starts a server of each kind for each model, registers it with one worker, scales to
-four, and kills one of them. What is shown are medians over the rounds.
+four, lets them serve, and kills one of them. What is shown are medians over the rounds.
 """
 
 import argparse
-import contextlib
-import os
-import signal
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from programs import ROOT, Server, answer, memory_mb
-from run import WORK, classifier, pack, workers
+from models import WORK, classifier, example_model, pack, workers
+from pools import replaced
+from programs import ROOT, Server, answer, load, memory_mb
 
 WORKERS = 4
 # No-op models, with the modules that they import.
@@ -37,19 +34,6 @@ def scaled(server: Server, model: str, count: int) -> float:
     return time.monotonic() - began
 
 
-def replaced(server: Server, model: str) -> float:
-    """Seconds from the end of a worker until another is ready in its place."""
-    [victim, *_] = server.hosts(model)
-    began = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
-    while True:
-        states = server.describe(model)["workers"]
-        ready = [worker["pid"] for worker in states if worker["status"] == "READY"]
-        if victim not in ready and len(ready) == WORKERS:
-            return time.monotonic() - began
-        time.sleep(0.002)
-
-
 def measured(kind: str, zygote: bool) -> dict[str, float]:
     """One server, one model, from its registration to a replaced worker."""
     with Server(WORK / "scaling", [f"zygote={str(zygote).lower()}"]) as server:
@@ -62,6 +46,9 @@ def measured(kind: str, zygote: bool) -> dict[str, float]:
         alone = sum(memory_mb(pid)["pss"] for pid in server.family()[1:])
         took = scaled(server, model, WORKERS)
         private = statistics.mean(map(private_mb, server.hosts(model) - known))
+        # One that has answered nothing would be started again after a pause.
+        photo = example_model() / "chelsea.png"
+        load(f"{server.inference}/predictions/{model}", 2 * WORKERS, 0.5, "--body-file", photo)
         return {
             "first worker, s": first,
             f"1 to {WORKERS} workers, s": took,
@@ -77,26 +64,20 @@ def private_mb(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-def main() -> None:
-    """Runs the rounds and prints a table for each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", action="append", help="a model: no-op, classifier, …")
-    options = parser.parse_args()
-    for kind in options.only or [*NOOPS, "classifier"]:
+def scaling(options: argparse.Namespace) -> dict:
+    """Prints a table for each model."""
+    data = {}
+    for kind in (*NOOPS, "classifier"):
         found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-        for number in range(options.rounds):
-            print(f"  {kind}: round {number + 1} of {options.rounds}", file=sys.stderr)
+        for number in range(options.scalings):
+            print(f"  {kind}: round {number + 1} of {options.scalings}", file=sys.stderr)
             for zygote in (True, False) if number % 2 == 0 else (False, True):
                 found[zygote].append(measured(kind, zygote))
-        print(f"\n{kind:36}{'forked':>10}{'executed':>10}")
+        print(f"\n{kind + ', process':36}{'forked':>10}{'executed':>10}")
         for key in found[True][0]:
             medians = [
                 statistics.median(row[key] for row in found[zygote]) for zygote in (True, False)
             ]
             print(f"  {key:34}" + "".join(f"{median:>10.3g}" for median in medians))
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()
+        data[kind] = {"forked": found[True], "executed": found[False]}
+    return data

@@ -11,6 +11,9 @@
 
 mod admission;
 mod batch;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod config;
 mod error;
 mod explain;

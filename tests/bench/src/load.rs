@@ -1,4 +1,5 @@
-//! A closed loop: every connection sends its next request when it has the last one's reply.
+//! A closed loop: every connection sends its next request when it has the last one's reply, or,
+//! where a rate is given, at its next turn after that.
 //!
 //! All connections live on one thread, so that the generator takes as little as it can of the cores
 //! it shares with what it measures: a request costs it one write, one read and a share of a wait.
@@ -34,6 +35,11 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1)]
     connections: usize,
 
+    /// Requests per second of all connections together, which take turns; none is as fast as it
+    /// goes. A request that has to wait for its connection counts from its turn on
+    #[arg(long, value_parser = rate)]
+    rate: Option<f64>,
+
     /// Seconds that are counted
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
@@ -57,6 +63,13 @@ pub(crate) struct Options {
     /// Print the report as one line of JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.001..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("it is no number from 0.001 to 1000000".to_owned()),
+    }
 }
 
 /// What was counted.
@@ -107,11 +120,16 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
         .enable_all()
         .build()?;
     let tally = runtime.block_on(async {
-        let from = Instant::now() + Duration::try_from_secs_f64(options.warm_up)?;
+        let began = Instant::now();
+        let from = began + Duration::try_from_secs_f64(options.warm_up)?;
         let window = from..from + Duration::try_from_secs_f64(options.seconds)?;
         let mut connections = JoinSet::new();
-        for _ in 0..options.connections {
-            connections.spawn(Arc::clone(&target).drive(window.clone()));
+        for number in 0..options.connections {
+            let turns = options
+                .rate
+                .map(|rate| Turns::new(began, rate, number, options.connections))
+                .transpose()?;
+            connections.spawn(Arc::clone(&target).drive(window.clone(), turns));
         }
         let all = async {
             let mut total = Tally::default();
@@ -178,6 +196,30 @@ impl Tally {
     }
 }
 
+/// When one connection of several that share a rate sends.
+struct Turns {
+    next: Instant,
+    interval: Duration,
+}
+
+impl Turns {
+    fn new(began: Instant, rate: f64, number: usize, connections: usize) -> anyhow::Result<Self> {
+        let share = |count: usize| Duration::try_from_secs_f64(count as f64 / rate);
+        Ok(Self {
+            next: began + share(number)?,
+            interval: share(connections)?,
+        })
+    }
+
+    /// Waits for the next turn, which may be over, and returns when it was.
+    async fn come(&mut self) -> Instant {
+        let turn = self.next;
+        self.next += self.interval;
+        tokio::time::sleep_until(turn.into()).await;
+        turn
+    }
+}
+
 /// A server, and the request that it gets again and again.
 struct Target {
     authority: String,
@@ -216,13 +258,21 @@ impl Target {
         Ok(stream)
     }
 
-    /// Keeps one connection busy until the end; counts the replies that come within the window.
-    async fn drive(self: Arc<Self>, window: Range<Instant>) -> anyhow::Result<Tally> {
+    /// Keeps one connection busy until the end, or sends at its turns; counts the replies that come
+    /// within the window.
+    async fn drive(
+        self: Arc<Self>,
+        window: Range<Instant>,
+        mut turns: Option<Turns>,
+    ) -> anyhow::Result<Tally> {
         let mut tally = Tally::default();
         let mut stream = self.connect().await?;
         let mut received = vec![0; RECEIVE_BYTES];
         loop {
-            let sent = Instant::now();
+            let sent = match &mut turns {
+                Some(turns) => turns.come().await,
+                None => Instant::now(),
+            };
             if sent >= window.end {
                 return Ok(tally);
             }
@@ -277,6 +327,20 @@ async fn read(stream: &mut TcpStream, buffer: &mut [u8]) -> anyhow::Result<usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn connections_share_a_rate_in_turns() {
+        // So that no turn is still to come.
+        let began = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let mut sent = Vec::new();
+        for number in 0..2 {
+            let mut turns = Turns::new(began, 100.0, number, 2).unwrap();
+            for _ in 0..3 {
+                sent.push((turns.come().await - began).as_millis());
+            }
+        }
+        assert_eq!(sent, [0, 20, 40, 10, 30, 50]);
+    }
 
     #[test]
     fn a_report_counts_what_succeeded() {

@@ -1,0 +1,126 @@
+//! The queue by itself, for `benches/queue.rs`: the feature `bench` opens it, and nothing else.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::task::JoinSet;
+use ts_types::{
+    Gather, InferRequest, LevelPolicy, ModelName, Part, Reply, RequestId, RequestKind, Urgency,
+};
+
+use crate::batch::BatchPolicy;
+use crate::job::Job;
+use crate::queue::{Queue, QueueRules, Taken};
+
+/// What goes through the queue.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Requests in a batch at most.
+    pub batch_size: usize,
+    /// Callers, each with one request at a time.
+    pub callers: usize,
+    /// Requests of each caller.
+    pub each: usize,
+}
+
+/// Makes, pushes, takes, answers and awaits `callers * each` requests: the callers on this thread,
+/// the worker that takes and answers on one of its own, where it inherits the cores of this one.
+/// Returns how long all of them took.
+///
+/// # Errors
+/// A thread that cannot be started, a request that the queue refused or lost.
+pub fn pass(model: &ModelName, load: Load) -> io::Result<Duration> {
+    let Load {
+        batch_size,
+        callers,
+        each,
+    } = load;
+    let rules = QueueRules {
+        batch: BatchPolicy {
+            size: batch_size,
+            delay: Duration::ZERO,
+            gather: Gather::Auto,
+            preferred: Vec::new(),
+        },
+        capacity: callers,
+        levels: vec![LevelPolicy::default()],
+        job_ticket: false,
+        latency_goal: None,
+        sequences: None,
+        resources: Vec::new(),
+    };
+    let queue = Arc::new(Queue::new(rules, Arc::default()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let worker = {
+        let queue = Arc::clone(&queue);
+        std::thread::Builder::new()
+            .name("worker".to_owned())
+            .spawn(move || answer_all(&queue))?
+    };
+    let began = Instant::now();
+    let passed = runtime.block_on(async {
+        let mut running = JoinSet::new();
+        for _ in 0..callers {
+            running.spawn(call(Arc::clone(&queue), model.clone(), each));
+        }
+        while let Some(ended) = running.join_next().await {
+            ended??;
+        }
+        Ok(began.elapsed())
+    });
+    queue.close();
+    worker
+        .join()
+        .map_err(|_| io::Error::other("the worker panicked"))?;
+    passed
+}
+
+/// A caller, as `inference.rs` is one.
+async fn call(queue: Arc<Queue>, model: ModelName, requests: usize) -> io::Result<()> {
+    for _ in 0..requests {
+        let arrived = Instant::now();
+        let request = InferRequest {
+            id: RequestId::random(),
+            model: model.clone(),
+            version: None,
+            kind: RequestKind::Predict,
+            parts: vec![Part {
+                name: "body".to_owned(),
+                content_type: "text/plain".to_owned(),
+                value: Bytes::from_static(b"x"),
+            }],
+            headers: Vec::new(),
+            urgency: Urgency::default(),
+        };
+        let (job, answered) = Job::new(request, arrived);
+        let place = job.place();
+        queue
+            .push(job, Instant::now())
+            .map_err(|refused| io::Error::other(format!("not queued: {refused:?}")))?;
+        answered
+            .await
+            .map_err(io::Error::other)?
+            .map_err(io::Error::other)?;
+        queue.leave(&place);
+    }
+    Ok(())
+}
+
+/// A dispatcher whose worker answers at once.
+fn answer_all(queue: &Arc<Queue>) {
+    while let Taken::Batch(batch) = queue.take(0, || false, || None) {
+        let handed_over = Instant::now();
+        batch.running.took(handed_over.elapsed());
+        for job in batch.jobs {
+            let reply = Reply {
+                status: 200,
+                reason: String::new(),
+                headers: Vec::new(),
+                body: Bytes::from_static(b"ok"),
+            };
+            job.succeed(reply, handed_over);
+        }
+    }
+}
