@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use ts_types::InferRequest;
 use ts_wire::frame::{WorkerReply, WorkerRequest};
 use ts_wire::{Departures, Receiver, Sender, WireError};
 
@@ -54,6 +55,7 @@ impl Dispatcher {
             departures,
             ..
         } = worker;
+        let (host, departures) = (&*host, &*departures);
         let (sender, receiver) = channel.halves();
         let sender = Mutex::new(sender);
         let in_flight = InFlight {
@@ -67,7 +69,15 @@ impl Dispatcher {
                 .name(format!("{}-replies", self.name()))
                 .spawn_scoped(scope, || {
                     let _lost_when_it_returns = LostAtEnd(self, &in_flight);
-                    self.listen(receiver, &sender, departures, &in_flight)
+                    let listened = self.listen(receiver, &sender, departures, &in_flight);
+                    if listened
+                        .as_ref()
+                        .is_err_and(|error| !matches!(error, WireError::Closed))
+                    {
+                        // The other thread may wait for it to read.
+                        host.kill();
+                    }
+                    listened
                 });
             let listening = match listening {
                 Ok(listening) => listening,
@@ -80,13 +90,15 @@ impl Dispatcher {
             };
             // However this ends, the other thread is to end too.
             let finishing = FinishingAtEnd(&in_flight);
-            if let Err(error) = self.send_on(&sender, departures, &in_flight, || host.is_alive()) {
+            let sent = self.send_on(&sender, departures, &in_flight, || host.is_alive());
+            if let Err(error) = &sent {
                 // Whoever listens has to see it too.
                 tracing::warn!(worker = self.name(), %error, "a request cannot be handed over");
                 host.kill();
             }
             drop(finishing);
-            listening.join().unwrap_or(Err(WireError::Closed))
+            let listened = listening.join().unwrap_or(Err(WireError::Closed));
+            sent.and(listened)
         });
         match listened {
             Ok(()) if self.ending() => End::Asked,
@@ -131,21 +143,36 @@ impl Dispatcher {
                 return Ok(());
             };
             let limit = self.spec.limits.read().response_timeout;
-            for single in batch.singly() {
-                let request = single.0.request.clone();
-                in_flight.add(Held::single(single), limit);
+            for (mut job, running) in batch.singly() {
+                // Once the worker has it, only its names are needed.
+                let request = InferRequest {
+                    parts: std::mem::take(&mut job.request.parts),
+                    headers: std::mem::take(&mut job.request.headers),
+                    ..job.request.clone()
+                };
+                in_flight.add(Held::single((job, running)), limit);
                 let items = std::iter::once((&request, false));
                 let told = departures.were_told();
                 let handed = hand_over(*sender.lock(), items, Payload::Inline, told);
                 let Err(error) = handed else { continue };
                 let job = in_flight.remove(request.id.as_str());
-                match error {
+                match (error, job) {
                     // It never reached a worker, so another may have it.
-                    WireError::Closed => {
-                        self.spec.queue.put_back(job.into_iter().collect());
+                    (WireError::Closed, job) => {
+                        let whole = job.map(|mut job| {
+                            job.request = request;
+                            job
+                        });
+                        self.spec.queue.put_back(whole.into_iter().collect());
                         return Ok(());
                     }
-                    error => {
+                    (error @ WireError::TimedOut, job) => {
+                        if let Some(job) = job {
+                            job.fail(ServingError::NoResponse { limit });
+                        }
+                        return Err(error);
+                    }
+                    (error, job) => {
                         let reason = error.to_string();
                         if let Some(job) = job {
                             job.fail(ServingError::NotHandedOver { reason });
@@ -261,11 +288,11 @@ impl Dispatcher {
                 None | Some(_) => {}
             }
             if request.broken_off.is_some() && !request.told {
-                // Not while the other thread sends: it may wait for a worker that does not read,
-                // and this thread is the one to notice.
+                // Without any wait, neither for the other thread nor for room: the worker may not
+                // read, and this thread is the one to notice.
                 request.told = sender.try_lock().is_some_and(|mut sender| {
                     let cancel = WorkerRequest::Cancel { request_id: id };
-                    sender.send(&cancel, None).is_ok()
+                    sender.try_send(&cancel).unwrap_or(false)
                 });
             }
             true

@@ -200,7 +200,7 @@ impl Dispatcher {
                     let end = self.serve(&mut worker, &mut unsuccessful);
                     self.control.ready.store(false, Ordering::SeqCst);
                     self.spec.queue.worker_lost(self.id);
-                    let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
+                    let _already_gone = worker.channel.halves().0.try_send(&WorkerRequest::Stop);
                     let (failure, was_idle) = match end {
                         End::Asked => break,
                         End::Lost(failure) => (failure, false),
@@ -317,9 +317,10 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let (limit, cores) = {
+        let (limit, response_timeout, cores) = {
             let limits = self.spec.limits.read();
-            (limits.startup_timeout, limits.hosts.cores())
+            let cores = limits.hosts.cores();
+            (limits.startup_timeout, limits.response_timeout, cores)
         };
         let threads = core_share(self.spec.surroundings.hosts.cores, self.slots.target());
         // More would wait for one another in the cores that its host is limited to.
@@ -337,6 +338,10 @@ impl Dispatcher {
         let mut channel = host
             .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
             .map_err(|error| host_failure(&error))?;
+        // A worker that does not read is one that does not answer.
+        channel
+            .limit_sending(response_timeout)
+            .map_err(|error| host_failure(&error.into()))?;
         let model = LoadModel {
             intra_op_threads: threads,
             gpu_id: self.device.as_ref().map(DeviceLease::id),

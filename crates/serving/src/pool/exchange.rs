@@ -396,10 +396,8 @@ impl Dispatcher {
         held: Vec<Option<Held>>,
         error: &WireError,
     ) -> Result<(), End> {
-        let lost = |during| {
-            let limit = Duration::ZERO;
-            Err(End::Lost(self.lost(&worker.host, error, during, limit)))
-        };
+        let limit = self.spec.limits.read().response_timeout;
+        let lost = |during| Err(End::Lost(self.lost(&worker.host, error, during, limit)));
         if matches!(error, WireError::Closed) {
             // They never reached a worker, so another may have them; except those that it would
             // not know from the start.
@@ -411,6 +409,14 @@ impl Dispatcher {
             }
             self.spec.queue.put_back(fresh);
             return lost("before it took a batch");
+        }
+        if matches!(error, WireError::TimedOut) {
+            for job in jobs_of(held) {
+                job.fail(ServingError::WorkerDied {
+                    out_of_memory: false,
+                });
+            }
+            return lost("while it was handed a batch");
         }
         let reason = error.to_string();
         tracing::warn!(

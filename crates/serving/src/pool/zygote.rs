@@ -23,8 +23,7 @@ use ts_wire::{Channel, WireError};
 use crate::config::HostConfig;
 use crate::pool::children::Children;
 use crate::pool::hosts::{
-    HostExit, HostLease, HostStartError, MAX_CONTROL_PAYLOAD_BYTES, NewHost, is_hidden,
-    thread_variables,
+    HostExit, HostLease, HostStartError, NewHost, control_channel, is_hidden, thread_variables,
 };
 use crate::pool::imports::Modules;
 use crate::pool::limits::Confined;
@@ -287,7 +286,7 @@ impl Zygote {
         until: Option<Instant>,
     ) -> Result<Option<NewHost>, ZygoteError> {
         let (near, far) = Channel::pair()?;
-        let mut control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
+        let mut control = control_channel(near)?;
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from);
         let ((stdout, its_stdout), (stderr, its_stderr)) = (pipe()?, pipe()?);
         control.send(&ForkedSetup::Stdout, Some(its_stdout.as_fd()))?;
