@@ -111,6 +111,34 @@ fn without_workers_the_first_call_loads_one_and_idleness_unloads_it() {
     }
 }
 
+#[test]
+fn a_worker_that_was_busy_is_idle_from_the_end_of_its_batch_on() {
+    for exchange in [
+        "",
+        "continuousBatching: true\n",
+        "asyncCommunication: true\n",
+    ] {
+        let server = server().start();
+        let yaml = format!(
+            "{exchange}autoscale: true\nminWorkers: 0\nmaxWorkers: 1\nscaleDownIdleSeconds: 1\n\
+             echo:\n  batchMicros: 500000\n"
+        );
+        server.echo_model("m", "1.0", &yaml);
+        server.manage("POST", "/models?url=m").send().expect(200);
+        let request = server.infer("POST", "/predictions/m").body("x");
+        let answer = request.header("x-echo-stream", "5").send().expect(200);
+        let ended = Instant::now();
+        // It took more than twice as long as a worker may be idle.
+        assert_eq!(answer.text().lines().count(), 5, "{exchange}");
+        server.wait_until("it is gone", || workers(&server, "m").is_empty());
+        let stayed = ended.elapsed();
+        assert!(
+            (Duration::from_millis(900)..Duration::from_secs(3)).contains(&stayed),
+            "{exchange}: {stayed:?}"
+        );
+    }
+}
+
 /// A light load reaches every worker now and then, and needs one.
 #[test]
 fn workers_that_a_light_load_does_not_need_go_down_too() {

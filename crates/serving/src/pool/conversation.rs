@@ -15,12 +15,12 @@ use ts_wire::frame::{WorkerReply, WorkerRequest};
 use ts_wire::{Departures, Receiver, Sender, WireError};
 
 use crate::error::ServingError;
-use crate::job::Job;
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
 
 /// The requests that the worker has.
-struct InFlight {
+struct InFlight<'d> {
+    dispatcher: &'d Dispatcher,
     state: Mutex<State>,
     /// One has ended, or the worker is lost.
     room: Condvar,
@@ -59,6 +59,7 @@ impl Dispatcher {
         let (sender, receiver) = channel.halves();
         let sender = Mutex::new(sender);
         let in_flight = InFlight {
+            dispatcher: self,
             state: Mutex::default(),
             room: Condvar::new(),
             lost: AtomicBool::new(false),
@@ -68,7 +69,7 @@ impl Dispatcher {
             let listening = std::thread::Builder::new()
                 .name(format!("{}-replies", self.name()))
                 .spawn_scoped(scope, || {
-                    let _lost_when_it_returns = LostAtEnd(self, &in_flight);
+                    let _lost_when_it_returns = LostAtEnd(&in_flight);
                     let listened = self.listen(receiver, &sender, departures, &in_flight);
                     if listened
                         .as_ref()
@@ -155,7 +156,8 @@ impl Dispatcher {
                 let told = departures.were_told();
                 let handed = hand_over(*sender.lock(), items, Payload::Inline, told);
                 let Err(error) = handed else { continue };
-                let job = in_flight.remove(request.id.as_str());
+                let removed = in_flight.remove(request.id.as_str());
+                let job = removed.and_then(|request| Some(request.held?.job));
                 match (error, job) {
                     // It never reached a worker, so another may have it.
                     (WireError::Closed, job) => {
@@ -226,8 +228,7 @@ impl Dispatcher {
                     }
                     WorkerReply::Answered(done) => {
                         let outcome = reply(done.outcome, &mut { incoming.payload })?;
-                        let request = in_flight.state.lock().requests.remove(done.request_id);
-                        in_flight.room.notify_one();
+                        let request = in_flight.remove(done.request_id);
                         self.answered();
                         if let Some(request) = request {
                             if let Some(Held { job, .. }) = request.held {
@@ -297,8 +298,8 @@ impl Dispatcher {
             }
             true
         });
+        in_flight.removed(&state);
         drop(state);
-        in_flight.room.notify_one();
         if silent {
             return Err(WireError::TimedOut);
         }
@@ -306,7 +307,7 @@ impl Dispatcher {
     }
 }
 
-impl InFlight {
+impl InFlight<'_> {
     fn add(&self, held: Held, limit: Duration) {
         let now = Instant::now();
         let id = held.job.request.id.as_str().to_owned();
@@ -317,17 +318,30 @@ impl InFlight {
             broken_off: None,
             told: false,
         };
-        self.state.lock().requests.insert(id, request);
+        let mut state = self.state.lock();
+        state.requests.insert(id, request);
+        self.dispatcher.control.has_work();
     }
 
-    fn remove(&self, id: &str) -> Option<Job> {
-        let request = self.state.lock().requests.remove(id)?;
-        request.held.map(|held| held.job)
+    fn remove(&self, id: &str) -> Option<Request> {
+        let mut state = self.state.lock();
+        let request = state.requests.remove(id);
+        self.removed(&state);
+        request
+    }
+
+    /// Makes known that there may be room now.
+    fn removed(&self, state: &State) {
+        self.room.notify_one();
+        let control = &self.dispatcher.control;
+        if state.requests.is_empty() && control.idle_since().is_none() {
+            self.dispatcher.slots.work_ended(control);
+        }
     }
 }
 
 /// Makes the end of the sending thread known to the one that listens.
-struct FinishingAtEnd<'f>(&'f InFlight);
+struct FinishingAtEnd<'f>(&'f InFlight<'f>);
 
 impl Drop for FinishingAtEnd<'_> {
     fn drop(&mut self) {
@@ -336,12 +350,12 @@ impl Drop for FinishingAtEnd<'_> {
 }
 
 /// Makes the end of the listening thread known to the one that sends.
-struct LostAtEnd<'l>(&'l Dispatcher, &'l InFlight);
+struct LostAtEnd<'l>(&'l InFlight<'l>);
 
 impl Drop for LostAtEnd<'_> {
     fn drop(&mut self) {
-        self.1.lost.store(true, Ordering::SeqCst);
-        self.1.room.notify_all();
-        self.0.spec.queue.wake_all();
+        self.0.lost.store(true, Ordering::SeqCst);
+        self.0.room.notify_all();
+        self.0.dispatcher.spec.queue.wake_all();
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct SlotControl {
     isolation: Isolation,
     stop: AtomicBool,
     ready: AtomicBool,
+    /// Since when its worker has had nothing to do; `None` while it has requests.
+    idle_since: Mutex<Option<Instant>>,
     host: Mutex<Option<Arc<Host>>>,
     pause: Mutex<()>,
     wake: Condvar,
@@ -54,6 +56,7 @@ impl SlotControl {
             isolation,
             stop: AtomicBool::new(false),
             ready: AtomicBool::new(false),
+            idle_since: Mutex::new(None),
             host: Mutex::new(None),
             pause: Mutex::new(()),
             wake: Condvar::new(),
@@ -92,6 +95,21 @@ impl SlotControl {
             // Asked to end before there was a host to end.
             self.kill_own_host();
         }
+    }
+
+    /// The worker has requests from now on.
+    pub(super) fn has_work(&self) {
+        *self.idle_since.lock() = None;
+    }
+
+    /// The worker has none from now on.
+    pub(super) fn has_no_work(&self) {
+        *self.idle_since.lock() = Some(Instant::now());
+    }
+
+    /// Since when the worker has had nothing to do; `None` while it has requests.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        *self.idle_since.lock()
     }
 
     pub(super) fn stopping(&self) -> bool {
@@ -195,6 +213,7 @@ impl Dispatcher {
                         );
                     }
                     failures.reset();
+                    self.control.has_no_work();
                     self.slots.came_up();
                     self.served.store(false, Ordering::Relaxed);
                     let end = self.serve(&mut worker, &mut unsuccessful);

@@ -279,6 +279,7 @@ impl Dispatcher {
 
     /// Waits for the next batch.
     fn next_batch(&self, worker: &Worker) -> Result<Batch, End> {
+        self.slots.work_ended(&self.control);
         let stop = || self.control.stopping() || !worker.host.is_alive();
         self.wait_for_batch(&stop).ok_or_else(|| {
             if self.ending() {
@@ -290,14 +291,14 @@ impl Dispatcher {
         })
     }
 
-    /// Waits for a batch until `stop` says so. A worker that waits for long asks whether it may go;
-    /// then it is told to end.
+    /// Waits for a batch until `stop` says so. A worker that has had nothing to do for long asks
+    /// whether it may go; then it is told to end.
     pub(super) fn wait_for_batch(&self, stop: &impl Fn() -> bool) -> Option<Batch> {
+        let idle_until = || self.slots.idle_until(&self.control);
         loop {
-            let since = Instant::now();
-            let idle_until = || self.slots.idle_until(since);
             match self.spec.queue.take(self.id, stop, idle_until) {
                 Taken::Batch(batch) => {
+                    self.control.has_work();
                     self.slots.cut();
                     return Some(batch);
                 }
