@@ -6,15 +6,16 @@
 //! and is broken off; a worker that then says nothing at all for as long again is lost.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use ts_types::InferRequest;
-use ts_wire::frame::{WorkerReply, WorkerRequest};
+use ts_wire::frame::{RunFailure, WorkerReply, WorkerRequest};
 use ts_wire::{Departures, Receiver, Sender, WireError};
 
-use crate::error::ServingError;
+use crate::error::{ServingError, StartFailure};
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
 
@@ -28,6 +29,8 @@ struct InFlight<'d> {
     lost: AtomicBool,
     /// Nothing more will be handed to it.
     finishing: AtomicBool,
+    /// The worker is to be replaced when it has finished what it has.
+    over_memory: OnceLock<StartFailure>,
 }
 
 #[derive(Default)]
@@ -64,6 +67,7 @@ impl Dispatcher {
             room: Condvar::new(),
             lost: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
+            over_memory: OnceLock::new(),
         };
         let listened = std::thread::scope(|scope| {
             let listening = std::thread::Builder::new()
@@ -101,7 +105,9 @@ impl Dispatcher {
             let listened = listening.join().unwrap_or(Err(WireError::Closed));
             sent.and(listened)
         });
+        let over_memory = in_flight.over_memory.get().cloned();
         match listened {
+            Ok(()) if let Some(failure) = over_memory => End::Lost(failure),
             Ok(()) if self.ending() => End::Asked,
             Ok(()) => {
                 let during = "while it was idle";
@@ -131,8 +137,12 @@ impl Dispatcher {
         host_is_alive: impl Fn() -> bool,
     ) -> Result<(), WireError> {
         let bound = self.spec.limits.read().job_queue_size.max(1);
-        let over =
-            || self.control.stopping() || in_flight.lost.load(Ordering::SeqCst) || !host_is_alive();
+        let over = || {
+            self.control.stopping()
+                || in_flight.lost.load(Ordering::SeqCst)
+                || in_flight.over_memory.get().is_some()
+                || !host_is_alive()
+        };
         loop {
             {
                 let mut state = in_flight.state.lock();
@@ -218,6 +228,7 @@ impl Dispatcher {
                                 }
                             }
                             Err(failure) => {
+                                in_flight.failed(&failure);
                                 let request = state.requests.get_mut(id);
                                 if let Some(held) = request.and_then(|request| request.held.take())
                                 {
@@ -229,6 +240,9 @@ impl Dispatcher {
                     WorkerReply::Answered(done) => {
                         let outcome = reply(done.outcome, &mut { incoming.payload })?;
                         let request = in_flight.remove(done.request_id);
+                        if let Err(failure) = &outcome {
+                            in_flight.failed(failure);
+                        }
                         self.answered();
                         if let Some(request) = request {
                             if let Some(Held { job, .. }) = request.held {
@@ -328,6 +342,15 @@ impl InFlight<'_> {
         let request = state.requests.remove(id);
         self.removed(&state);
         request
+    }
+
+    /// Nothing more is handed to a worker that was refused memory.
+    fn failed(&self, failure: &RunFailure) {
+        if let Some(failure) = self.dispatcher.over_memory([failure])
+            && self.over_memory.set(failure).is_ok()
+        {
+            self.dispatcher.spec.queue.wake_all();
+        }
     }
 
     /// Makes known that there may be room now.

@@ -255,6 +255,10 @@ impl Dispatcher {
                 status.phase = phase;
                 status.pid = None;
             });
+            // It may have put jobs back that no other worker is left for.
+            if let Some(reason) = self.slots.arrived() {
+                self.slots.refuse_waiting(reason);
+            }
         }
     }
 
@@ -353,7 +357,7 @@ impl Dispatcher {
             .spec
             .load
             .max_response_bytes
-            .saturating_mul(u64::from(self.spec.load.batch_size));
+            .saturating_mul(self.most_at_once() as u64);
         let mut channel = host
             .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
             .map_err(|error| host_failure(&error))?;
@@ -442,15 +446,15 @@ impl Dispatcher {
         if queue.knows_cost() {
             return Ok(());
         }
-        let size = self.spec.load.batch_size as usize;
-        for batch in self.spec.warm_up.batches(&self.spec.model, size) {
-            let count = batch.len();
+        let warm_up = &self.spec.warm_up;
+        for count in warm_up.batch_sizes(self.spec.load.batch_size as usize) {
             if queue
                 .expected(count)
                 .is_some_and(|expected| expected > LONGEST_TRIAL)
             {
                 break;
             }
+            let batch = warm_up.batch(&self.spec.model, count);
             let now = Instant::now();
             let replies = exchange::ask(channel, &batch, deadline)?;
             if replies.is_err() {
@@ -557,15 +561,13 @@ impl Dispatcher {
 
     /// A worker that was refused memory under its model's limit is replaced: what it still holds
     /// would be missing to every batch that follows.
-    pub(super) fn over_memory(
+    pub(super) fn over_memory<'f>(
         &self,
-        outcome: &Result<exchange::Replies, RunFailure>,
+        failures: impl IntoIterator<Item = &'f RunFailure>,
     ) -> Option<StartFailure> {
         let bytes = self.spec.limits.read().hosts.memory_bytes?;
-        let refused = match outcome {
-            Err(failure) => *failure == RunFailure::OutOfMemory,
-            Ok(replies) => replies.contains(&Err(RunFailure::OutOfMemory)),
-        };
+        let mut failures = failures.into_iter();
+        let refused = failures.any(|failure| *failure == RunFailure::OutOfMemory);
         refused.then(|| StartFailure {
             text: format!("out of memory under its limit of {} MiB", bytes >> 20),
             out_of_memory: true,
@@ -630,6 +632,7 @@ impl Drop for Dispatcher {
             return;
         }
         self.control.kill();
+        self.spec.queue.worker_lost(self.id);
         self.give_up(&StartFailure {
             text: "its dispatcher panicked".to_owned(),
             out_of_memory: false,

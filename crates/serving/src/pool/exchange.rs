@@ -140,7 +140,10 @@ impl Dispatcher {
                     waiting.extend([second, first]);
                 }
                 outcome => {
-                    let lost = self.over_memory(&outcome);
+                    let lost = match &outcome {
+                        Err(failure) => self.over_memory([failure]),
+                        Ok(replies) => self.over_memory(failures_of(replies)),
+                    };
                     answer(round.held, outcome, round.handed_over);
                     if let Some(failure) = lost {
                         self.put_back_all(waiting);
@@ -185,7 +188,10 @@ impl Dispatcher {
             .unwrap_or(worker.model.side_effect_free);
         let of_the_handler = matches!(
             failure,
-            RunFailure::HandlerFailed | RunFailure::HandlerStatus { .. } | RunFailure::OutOfMemory
+            RunFailure::HandlerFailed
+                | RunFailure::HandlerStatus { .. }
+                | RunFailure::OutOfMemory
+                | RunFailure::DeviceOutOfMemory
         );
         let untouched =
             |held: &Option<Held>| held.as_ref().is_some_and(|held| !held.job.has_begun());
@@ -198,19 +204,21 @@ impl Dispatcher {
         worker: &mut Worker,
         unsuccessful: &mut u32,
     ) -> Result<std::convert::Infallible, End> {
-        let mut limit = self.spec.limits.read().batch_size;
-        if self.spec.scheduling.sequences.is_some() {
-            // Each may have a request that ends it beside the one that goes on.
-            limit *= 2;
-        }
+        let limit = self.most_at_once();
         let mut live: Vec<Held> = Vec::new();
+        let mut over_memory = None;
         loop {
+            if live.is_empty()
+                && let Some(failure) = over_memory
+            {
+                return Err(End::Lost(failure));
+            }
             let kind = live.first().map(|held| held.job.request.kind);
             let joining = match kind {
                 None => Some(self.next_batch(worker)?),
                 Some(RequestKind::Describe) => None,
-                // What is live is finished, however the slot is to end.
-                Some(_) if self.control.stopping() => None,
+                // What is live is finished, however the slot or the worker is to end.
+                Some(_) if self.control.stopping() || over_memory.is_some() => None,
                 Some(kind) => {
                     let room = limit.saturating_sub(live.len());
                     self.spec.queue.try_take(self.id, room, kind)
@@ -232,6 +240,10 @@ impl Dispatcher {
             let Some(round) = self.round(worker, std::mem::take(&mut live), unsuccessful)? else {
                 continue;
             };
+            over_memory = over_memory.or_else(|| match &round.outcome {
+                Err(failure) => self.over_memory([failure]),
+                Ok(replies) => self.over_memory(failures_of(replies)),
+            });
             live = self.step(worker, round);
         }
     }
@@ -305,6 +317,18 @@ impl Dispatcher {
                 Taken::Idle => self.slots.leave_idle(self.id),
                 Taken::Stopped => return None,
             }
+        }
+    }
+
+    /// Requests that its worker may have in one exchange.
+    pub(super) fn most_at_once(&self) -> usize {
+        let size = self.spec.limits.read().batch_size;
+        let continuous = self.spec.load.exchange == Exchange::Continuous;
+        if continuous && self.spec.scheduling.sequences.is_some() {
+            // Each may have a request that ends it beside the one that goes on.
+            size.saturating_mul(2)
+        } else {
+            size
         }
     }
 
@@ -515,6 +539,10 @@ fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, handed_
             }
         }
     }
+}
+
+fn failures_of(replies: &Replies) -> impl Iterator<Item = &RunFailure> {
+    replies.iter().filter_map(|reply| reply.as_ref().err())
 }
 
 fn goes_on(reply: &Reply) -> bool {
