@@ -54,6 +54,11 @@ def make_model(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "limit_max_image_pixels": True,
             "decode_input_request": True,
             "server_version": "0.1.0",
+            "sequence_headers": (
+                "ts_request_sequence_id",
+                "ts_request_sequence_start",
+                "ts_request_sequence_end",
+            ),
             "intra_op_threads": 1,
             "change_dir": True,
         } | spec

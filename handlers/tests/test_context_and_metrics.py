@@ -59,6 +59,21 @@ def test_requests_in_the_context(load, expression, expected):
     assert answer(load, expression, items) == expected
 
 
+def test_names_of_sequence_headers_are_the_servers_unless_the_environment_has_them(
+    load, monkeypatch
+):
+    monkeypatch.setenv("TS_REQUEST_SEQUENCE_END", "x-last")
+    source = """
+def handle(data, context):
+    names = (context.header_key_sequence_start, context.header_key_sequence_end)
+    return [" ".join([context.get_sequence_id(0), *names])] if data else None
+"""
+    names = ("x-session", "x-first", "x-end")
+    session = load({"handler.py": source}, handler="handler.py:handle", sequence_headers=names)
+    _, _, _, replies, _ = session.run([item(**{"x-session": "s1"})])
+    assert bytes(replies[0][3]) == b"s1 x-first x-last"
+
+
 def test_a_header_hides_the_part_of_its_name():
     context = Context("m", "/", None, 1, None, "")
     context.begin_batch([("a", {"host": "here"}, [("host", "text/plain", bytearray())])])

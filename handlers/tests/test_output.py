@@ -91,11 +91,18 @@ def test_a_result_that_cannot_be_sent(load, capsys, result, kind, message):
         ("import sys; sys.exit(3)", ("handler_failed", 503, "Prediction failed")),
         ("return handle(data, context)", ("handler_failed", 503, "Prediction failed")),
         ("raise MemoryError", ("out_of_memory", 507, "Out of resources")),
-        ("raise RuntimeError('CUDA error')", ("out_of_memory", 507, "Out of resources")),
-        ("raise Exception('CUDA out of memory')", ("out_of_memory", 507, "Out of resources")),
+        (
+            "raise RuntimeError('DefaultCPUAllocator: not enough memory')",
+            ("out_of_memory", 507, "Out of resources"),
+        ),
+        ("raise RuntimeError('CUDA error')", ("device_out_of_memory", 507, "Out of resources")),
+        (
+            "raise Exception('CUDA out of memory')",
+            ("device_out_of_memory", 507, "Out of resources"),
+        ),
         (
             "import torch; raise torch.OutOfMemoryError('full')",
-            ("out_of_memory", 507, "Out of resources"),
+            ("device_out_of_memory", 507, "Out of resources"),
         ),
         (
             "from ts.service import PredictionException as E; raise E('wrong size', 422)",

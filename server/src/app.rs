@@ -209,11 +209,7 @@ fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &s
             tracing::info!("setting {name} = {text} ({origin})");
         }
     }
-    tracing::info!(
-        "cores: {} (by affinity and the quota of the control group), devices: {:?}",
-        settings.cores(),
-        settings.devices()
-    );
+    tracing::info!("devices: {:?}", settings.devices());
     for warning in raw.warnings() {
         tracing::warn!("{warning}");
     }

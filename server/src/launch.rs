@@ -207,14 +207,8 @@ impl PidFile {
         let Ok(text) = fs_err::read_to_string(&self.0) else {
             return Recorded::Nothing { leftover: false };
         };
-        let Some(pid) = text
-            .trim()
-            .parse()
-            .ok()
-            // This process's own number is that of an earlier one: in a container all are 1.
-            .filter(|pid: &i32| *pid > 0 && pid.unsigned_abs() != std::process::id())
-            .and_then(Pid::from_raw)
-        else {
+        let number = text.trim().parse().ok().filter(|pid| *pid > 0);
+        let Some(pid) = number.and_then(Pid::from_raw) else {
             return Recorded::Nothing { leftover: true };
         };
         // A container that was killed starts again with the same few numbers: its own, or that of the

@@ -118,6 +118,28 @@ fn the_response_timeout_holds_for_each_request() {
 }
 
 #[test]
+fn a_worker_that_stops_reading_is_replaced_and_all_that_it_had_is_answered() {
+    let server = asynchronous("process", "responseTimeout: 1\n");
+    let pid = server.worker_pids("m")[0];
+    let process = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(process, Signal::STOP).unwrap();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            // Together more than the socket has room for.
+            let request = server.infer("POST", "/predictions/m");
+            let request = request.body(vec![b'x'; 1_000_000]);
+            scope.spawn(move || assert!(matches!(request.send().status, 200 | 500)));
+        }
+        server.wait_until("it is replaced", || !server.worker_pids("m").contains(&pid));
+    });
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    predict(&server, "y").send().expect(200);
+    assert_eq!(server.describe("m")["workers"][0]["generation"], 2);
+}
+
+#[test]
 fn the_death_of_a_worker_answers_all_that_it_had() {
     for isolation in ISOLATIONS {
         for panics in [false, true] {

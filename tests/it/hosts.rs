@@ -1,5 +1,6 @@
 //! What happens to requests and processes when a host dies, hangs or is taken away.
 
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -445,6 +446,31 @@ fn a_worker_over_its_memory_limit_answers_507_and_is_replaced_while_others_go_on
         call("large", &body).expect(200);
         assert_eq!(server.worker_pids("large"), others);
         assert!(server.describe("large")["memoryLimitMb"].is_null());
+    }
+}
+
+#[test]
+fn a_worker_that_was_refused_memory_finishes_what_it_has_and_is_replaced() {
+    for exchange in ["continuousBatching", "asyncCommunication"] {
+        let server = isolated(
+            "process",
+            &format!(
+                "{exchange}: true\nbatchSize: 4\nmemoryLimitMb: 64\necho:\n  batchMicros: 50000\n"
+            ),
+        );
+        let stream = server.infer("POST", "/predictions/m").body("x");
+        let mut stream = stream.header("x-echo-stream", "20").open().unwrap();
+        let greedy = server.infer("POST", "/predictions/m").body("x");
+        let greedy = greedy.header("x-echo-fault", "out-of-memory");
+        greedy.send().expect(507);
+        let mut text = String::new();
+        stream.body.read_to_string(&mut text).unwrap();
+        assert_eq!(text.lines().count(), 20, "{exchange}");
+        server.wait_until("it is replaced", || {
+            server.describe("m")["workers"][0]["generation"] == 2
+        });
+        let failure = server.describe("m")["workers"][0]["lastFailure"].to_string();
+        assert!(failure.contains("under its limit of 64 MiB"), "{failure}");
     }
 }
 

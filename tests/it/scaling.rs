@@ -111,6 +111,34 @@ fn without_workers_the_first_call_loads_one_and_idleness_unloads_it() {
     }
 }
 
+#[test]
+fn a_worker_that_was_busy_is_idle_from_the_end_of_its_batch_on() {
+    for exchange in [
+        "",
+        "continuousBatching: true\n",
+        "asyncCommunication: true\n",
+    ] {
+        let server = server().start();
+        let yaml = format!(
+            "{exchange}autoscale: true\nminWorkers: 0\nmaxWorkers: 1\nscaleDownIdleSeconds: 1\n\
+             echo:\n  batchMicros: 500000\n"
+        );
+        server.echo_model("m", "1.0", &yaml);
+        server.manage("POST", "/models?url=m").send().expect(200);
+        let request = server.infer("POST", "/predictions/m").body("x");
+        let answer = request.header("x-echo-stream", "5").send().expect(200);
+        let ended = Instant::now();
+        // It took more than twice as long as a worker may be idle.
+        assert_eq!(answer.text().lines().count(), 5, "{exchange}");
+        server.wait_until("it is gone", || workers(&server, "m").is_empty());
+        let stayed = ended.elapsed();
+        assert!(
+            (Duration::from_millis(900)..Duration::from_secs(3)).contains(&stayed),
+            "{exchange}: {stayed:?}"
+        );
+    }
+}
+
 /// A light load reaches every worker now and then, and needs one.
 #[test]
 fn workers_that_a_light_load_does_not_need_go_down_too() {
@@ -205,7 +233,9 @@ fn cores_are_those_of_the_affinity() {
     server.echo_model("m", "1.0", "");
     register(&server, "m", 1);
     assert_eq!(workers(&server, "m")[0]["threads"], 1);
-    server.wait_until("the log tells it", || server.output().contains("cores: 1 "));
+    server.wait_until("the log tells it", || {
+        server.output().contains("Number of CPUs: 1,")
+    });
 }
 
 /// A job that arrives while the last worker leaves is neither lost nor refused.
@@ -393,6 +423,47 @@ fn requests_that_wait_when_a_model_goes_into_quarantine_are_answered() {
     });
     let refused = predict(&server, "m").expect(503);
     assert_eq!(refused.header("x-refusal-reason"), Some("quarantined"));
+}
+
+/// A worker that is lost while the model is in quarantine already may put jobs back.
+#[test]
+fn requests_that_are_put_back_in_quarantine_are_answered() {
+    let server = server().start();
+    let yaml = "workerIsolation: process\nquarantineAfter: 1\nbatchSize: 3\nmaxBatchDelay: 1000\nbatchGather: fixed\n";
+    server.echo_model("m", "1.0", yaml);
+    register(&server, "m", 2);
+    let pids = server.worker_pids("m");
+    std::thread::scope(|scope| {
+        let call = |fault: &'static str| {
+            let request = server.infer("POST", "/predictions/m").body("x");
+            scope.spawn(move || request.header("x-echo-fault", fault).send())
+        };
+        let pending = |count: i32| {
+            server.wait_until("so many wait", || {
+                server.describe("m")["jobQueueStatus"]["pendingRequests"] == count
+            });
+        };
+        // One batch, which is run in halves since its first request fails.
+        let failing = call("raise-batch");
+        pending(1);
+        let slow = call("delay=8000");
+        pending(2);
+        let left = call("delay=0");
+        failing.join().unwrap().expect(503);
+        // While the second one runs, the other worker is lost.
+        let crashing = call("abort");
+        server.wait_until("it is in quarantine", || {
+            server.describe("m")["quarantined"].is_string()
+        });
+        crashing.join().unwrap().expect(500);
+        for pid in pids {
+            let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            let _the_one_that_crashed = kill_process(pid, Signal::KILL);
+        }
+        slow.join().unwrap().expect(507);
+        let refused = left.join().unwrap().expect(503);
+        assert_eq!(refused.header("x-refusal-reason"), Some("quarantined"));
+    });
 }
 
 /// Crashes, kills and changes of size at once: every request is answered, and afterwards the pool is

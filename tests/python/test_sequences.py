@@ -79,6 +79,21 @@ def test_two_sequences_keep_their_sums_in_two_workers(start, isolation):
         assert all(told == total for told, total in sums), sums
 
 
+def test_a_server_with_other_names_for_the_headers_tells_its_handlers(start):
+    names = {"id": "x-session", "start": "x-first", "end": "x-last"}
+    server = start([f"ts_header_key_sequence_{role}={name}" for role, name in names.items()])
+    source = SUMS.replace('"ts_request_sequence_start"', "context.header_key_sequence_start")
+    server.serve("sums", source, config=SEQUENCES)
+    for body, start_again, total in [
+        ("1", {}, "1"),
+        ("2", {}, "3"),
+        ("4", {"x-first": "true"}, "4"),
+    ]:
+        headers = {"x-session": "a"} | start_again
+        answer = server.infer("/predictions/sums", body, headers=headers)
+        assert (answer.text, answer.headers["x-session"]) == (total, "a")
+
+
 def test_requests_of_one_sequence_run_in_order_however_many_come_at_once(start):
     server = start()
     server.serve("sums", SUMS, config=SEQUENCES)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use regex::RegexSet;
 use ts_archive::UnpackLimits;
 use ts_types::{DeviceType, Gather, Isolation, ModelName, ResourceDemand, Version};
+pub use ts_wire::frame::SequenceHeaders;
 
 /// Everything the core needs to know.
 #[derive(Debug, Clone)]
@@ -31,27 +32,6 @@ pub struct ServingConfig {
     pub resources: Vec<ResourceDemand>,
     /// `ts_header_key_sequence_*`.
     pub sequence_headers: SequenceHeaders,
-}
-
-/// Names of the headers that speak of sequences, in lower case.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SequenceHeaders {
-    /// Holds the sequence's id.
-    pub id: String,
-    /// `true` with the first request of a sequence.
-    pub start: String,
-    /// `true` with the last one.
-    pub end: String,
-}
-
-impl Default for SequenceHeaders {
-    fn default() -> Self {
-        Self {
-            id: "ts_request_sequence_id".to_owned(),
-            start: "ts_request_sequence_start".to_owned(),
-            end: "ts_request_sequence_end".to_owned(),
-        }
-    }
 }
 
 /// Defaults that hold for every model unless its archive or its registration says otherwise.

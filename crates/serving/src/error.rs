@@ -267,7 +267,7 @@ fn run_failure_text(failure: &RunFailure) -> String {
     match failure {
         RunFailure::HandlerFailed => "Prediction failed".to_owned(),
         RunFailure::HandlerStatus { message, .. } => message.clone(),
-        RunFailure::OutOfMemory => "Out of resources".to_owned(),
+        RunFailure::OutOfMemory | RunFailure::DeviceOutOfMemory => "Out of resources".to_owned(),
         RunFailure::NotAList => "Invalid model predict output".to_owned(),
         RunFailure::LengthMismatch => "number of batch response mismatched".to_owned(),
         RunFailure::UnsupportedOutput => "Unsupported model output data type.".to_owned(),
@@ -295,9 +295,9 @@ impl Classify for ServingError {
             }
             Self::Run(failure) => match failure {
                 RunFailure::HandlerStatus { code, .. } => ErrorClass::HandlerStatus(*code),
-                RunFailure::OutOfMemory | RunFailure::ReplyTooLarge { .. } => {
-                    ErrorClass::OutOfMemory
-                }
+                RunFailure::OutOfMemory
+                | RunFailure::DeviceOutOfMemory
+                | RunFailure::ReplyTooLarge { .. } => ErrorClass::OutOfMemory,
                 RunFailure::HandlerFailed
                 | RunFailure::NotAList
                 | RunFailure::LengthMismatch

@@ -257,6 +257,8 @@ impl ManagementService {
         };
         let resolved = spec::resolve(&core.config, &registration, &artifact)?;
         self.warn(&resolved, &artifact);
+        let (name, version) = (resolved.name.clone(), resolved.version.clone());
+        let reservation = self.reserve(&name, &version)?;
         let demands = &resolved.scheduling.resources;
         if let Err((demand, size)) = core.surroundings.resources.declare(demands) {
             return Err(ServingError::BadRegistration(format!(
@@ -265,8 +267,6 @@ impl ManagementService {
                 demand.count, demand.name
             )));
         }
-        let (name, version) = (resolved.name.clone(), resolved.version.clone());
-        let reservation = self.reserve(&name, &version)?;
         let limits = resolved.limits.clone();
         let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
         let published = Arc::new(ModelVersion {

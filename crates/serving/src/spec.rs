@@ -148,6 +148,7 @@ pub(crate) fn resolve(
         // For each start anew: a pool that grows shares the cores among more.
         intra_op_threads: 1,
         server_version: config.hosts.server_version.clone(),
+        sequence_headers: config.sequence_headers.clone(),
         max_response_bytes: config.hosts.max_response_bytes,
         echo: echo_behaviour(yaml)?,
     };

@@ -25,6 +25,10 @@ const RUNS: usize = 3;
 /// Bytes that all samples of a model may have: they stay in memory for workers to come.
 const MAX_BYTES: u64 = 64 << 20;
 
+/// Requests of a batch that is only run to see how long it takes. Its bodies have no more bytes
+/// than samples may have.
+const LARGEST_TRIAL: usize = 1024;
+
 /// The samples of a model.
 #[derive(Debug, Default)]
 pub(crate) struct WarmUp {
@@ -124,22 +128,28 @@ impl WarmUp {
         })
     }
 
-    /// Batches of one sample whose times tell what a batch costs, smallest first: each size as often
-    /// as a sample is sent. None where there is no sample, or nothing to learn.
-    pub(crate) fn batches(
-        &self,
-        model: &ModelName,
-        batch_size: usize,
-    ) -> impl Iterator<Item = Vec<InferRequest>> {
-        let sample = self.samples.first().filter(|_| batch_size > 1);
-        let mut sizes = vec![1, 2, batch_size];
+    /// Sizes of batches whose times tell what a batch costs, smallest first: each as often as a
+    /// sample is sent. None where there is no sample, or nothing to learn.
+    pub(crate) fn batch_sizes(&self, batch_size: usize) -> impl Iterator<Item = usize> {
+        let bytes = self.samples.first().map(|sample| sample.part.value.len());
+        // None of a sample too large to be sent twice.
+        let most = bytes.map_or(0, |bytes| {
+            let fit = MAX_BYTES / (bytes as u64).max(1);
+            let fit = usize::try_from(fit).unwrap_or(usize::MAX);
+            batch_size.min(LARGEST_TRIAL).min(fit)
+        });
+        let mut sizes = vec![1, 2, most];
         sizes.dedup();
-        sample.into_iter().flat_map(move |sample| {
-            let sizes = sizes.clone().into_iter();
-            sizes.flat_map(move |size| {
-                (0..RUNS).map(move |_| (0..size).map(|_| sample.request(model)).collect())
-            })
-        })
+        sizes.retain(|size| most > 1 && *size <= most);
+        sizes
+            .into_iter()
+            .flat_map(|size| std::iter::repeat_n(size, RUNS))
+    }
+
+    /// A batch of one sample.
+    pub(crate) fn batch(&self, model: &ModelName, size: usize) -> Vec<InferRequest> {
+        let samples = self.samples.iter().take(1).cycle().take(size);
+        samples.map(|sample| sample.request(model)).collect()
     }
 }
 
@@ -168,15 +178,29 @@ mod tests {
         );
         assert_eq!(&part.value[..], b"abc");
         assert_eq!(read("minWorkers: 1\n").unwrap().requests(&model).count(), 0);
-        let sizes = |batch_size| -> Vec<usize> {
-            warm_up
-                .batches(&model, batch_size)
-                .map(|batch| batch.len())
-                .collect()
-        };
+        let sizes = |batch_size| warm_up.batch_sizes(batch_size).collect::<Vec<_>>();
         assert!(sizes(1).is_empty());
         assert_eq!(sizes(2), [1, 1, 1, 2, 2, 2]);
         assert_eq!(sizes(8), [1, 1, 1, 2, 2, 2, 8, 8, 8]);
+        assert_eq!(warm_up.batch(&model, 8).len(), 8);
+    }
+
+    #[test]
+    fn a_trial_has_a_bound_whatever_the_batch_size_is() {
+        let largest = |bytes| {
+            let part = Part {
+                name: body(),
+                content_type: any_bytes(),
+                value: Bytes::from(vec![0; bytes]),
+            };
+            let file = String::new();
+            let samples = vec![Sample { file, part }];
+            WarmUp { samples }.batch_sizes(1_000_000_000).max()
+        };
+        assert_eq!(largest(3), Some(LARGEST_TRIAL));
+        assert_eq!(largest(16 << 20), Some(4));
+        assert_eq!(largest(32 << 20), Some(2));
+        assert_eq!(largest(40 << 20), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, send, sendmsg, socketpair,
 };
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,9 @@ const MAX_HEADER_BYTES: u64 = 64 << 20;
 /// How much is read at once; a small message arrives in one call.
 const READ_BYTES: usize = 64 << 10;
 
+/// How long one call waits for room, where sending has a limit: the limit is looked at in between.
+const SEND_PAUSE: Duration = Duration::from_millis(100);
+
 /// Most slices that one `sendmsg` takes (Linux: 1024).
 const MAX_SLICES: usize = 512;
 
@@ -55,9 +58,10 @@ pub struct Channel {
     receiver: Receiver,
 }
 
-/// The half that sends. Blocking.
+/// The half that sends. Blocking, see [`Sender::limit`].
 pub struct Sender {
     socket: Arc<OwnedFd>,
+    limit: Option<Duration>,
     header: Vec<u8>,
     writer: Option<SharedWriter>,
 }
@@ -155,6 +159,7 @@ impl Channel {
         Self {
             sender: Sender {
                 socket: Arc::clone(&socket),
+                limit: None,
                 header: Vec::with_capacity(1024),
                 writer: None,
             },
@@ -203,6 +208,14 @@ impl Channel {
         HangUp(Arc::downgrade(&self.sender.socket))
     }
 
+    /// As [`Sender::limit`].
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn limit_sending(&mut self, limit: Duration) -> Result<(), WireError> {
+        self.sender.limit(limit)
+    }
+
     /// As [`Sender::send`].
     ///
     /// # Errors
@@ -242,17 +255,50 @@ impl Sender {
         HangUp(Arc::downgrade(&self.socket))
     }
 
+    /// Limits how long a message may take to go out from now on. Without a limit it waits for as
+    /// long as the peer does not read.
+    ///
+    /// # Errors
+    /// [`WireError::System`].
+    pub fn limit(&mut self, limit: Duration) -> Result<(), WireError> {
+        let pause = limit.clamp(Duration::from_millis(1), SEND_PAUSE);
+        set_socket_timeout(&*self.socket, Timeout::Send, Some(pause))
+            .map_err(WireError::system("setsockopt(SO_SNDTIMEO)"))?;
+        self.limit = Some(limit);
+        Ok(())
+    }
+
+    /// Sends a small message without a payload, if that needs no wait. Returns whether it went
+    /// out.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn try_send<T: Serialize>(&mut self, header: &T) -> Result<bool, WireError> {
+        self.encode(header, 0, 0)?;
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match retry(|| send(&self.socket, &self.header, flags)) {
+            Ok(count) if count == self.header.len() => Ok(true),
+            // What has begun has to go out whole.
+            Ok(count) => self
+                .send_all(&self.header[count..], &[], None)
+                .map(|()| true),
+            Err(Errno::AGAIN) => Ok(false),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(WireError::Closed),
+            Err(errno) => Err(WireError::system(SENDING)(errno)),
+        }
+    }
+
     /// Sends a message without a payload, with a descriptor if given.
     ///
     /// # Errors
-    /// [`WireError::Closed`] when the peer is gone.
+    /// [`WireError::Closed`] when the peer is gone, [`WireError::TimedOut`] when it does not read.
     pub fn send<T: Serialize>(
         &mut self,
         header: &T,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), WireError> {
         self.encode(header, if descriptor.is_some() { DESCRIPTOR } else { 0 }, 0)?;
-        send_all(&self.socket, &self.header, &[], descriptor)
+        self.send_all(&self.header, &[], descriptor)
     }
 
     /// Sends a message whose payload is `chunks`, one after another.
@@ -261,8 +307,7 @@ impl Sender {
     /// the one shared buffer.
     ///
     /// # Errors
-    /// [`WireError::Closed`] when the peer is gone, [`WireError::System`] when shared memory
-    /// cannot be had.
+    /// As [`Sender::send`], and [`WireError::System`] when shared memory cannot be had.
     pub fn send_payload<T: Serialize>(
         &mut self,
         header: &T,
@@ -287,15 +332,17 @@ impl Sender {
             return Err(WireError::Malformed("no shared buffer"));
         };
         writer.fill(chunks);
-        let descriptor = (flags & NEW_BUFFER != 0).then(|| writer.file());
-        send_all(&self.socket, &self.header, &[], descriptor)
+        let writer = self.writer.as_ref();
+        let new = writer.filter(|_| flags & NEW_BUFFER != 0);
+        let descriptor = new.map(SharedWriter::file);
+        self.send_all(&self.header, &[], descriptor)
     }
 
     /// Sends a message whose payload, however large, goes through the socket: the way for messages
     /// that follow one another without an answer.
     ///
     /// # Errors
-    /// [`WireError::Closed`] when the peer is gone.
+    /// As [`Sender::send`].
     pub fn send_inline<T: Serialize>(
         &mut self,
         header: &T,
@@ -303,7 +350,7 @@ impl Sender {
     ) -> Result<(), WireError> {
         let bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
         self.encode(header, 0, bytes)?;
-        send_all(&self.socket, &self.header, chunks, None)
+        self.send_all(&self.header, chunks, None)
     }
 
     fn encode<T: Serialize>(
@@ -331,6 +378,59 @@ impl Sender {
         self.header = buffer;
         Ok(())
     }
+
+    /// Writes `head`, then `chunks`, however many calls that takes. A descriptor goes with the
+    /// first byte.
+    fn send_all(
+        &self,
+        head: &[u8],
+        chunks: &[&[u8]],
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), WireError> {
+        let mut pieces = Vec::with_capacity(1 + chunks.len());
+        pieces.push(IoSlice::new(head));
+        pieces.extend(
+            chunks
+                .iter()
+                .filter(|chunk| !chunk.is_empty())
+                .map(|chunk| IoSlice::new(chunk)),
+        );
+        let mut pieces = pieces.as_mut_slice();
+        let mut descriptor = descriptor;
+        // Most messages go out in one call, and need no look at the clock.
+        let mut deadline = None;
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            let attached;
+            if let Some(descriptor) = descriptor {
+                attached = [descriptor];
+                ancillary.push(SendAncillaryMessage::ScmRights(&attached));
+            }
+            let window = &pieces[..pieces.len().min(MAX_SLICES)];
+            let sent = retry(|| sendmsg(&self.socket, window, &mut ancillary, SendFlags::NOSIGNAL));
+            match sent {
+                Ok(count) => {
+                    descriptor = None;
+                    IoSlice::advance_slices(&mut pieces, count);
+                }
+                // Its pause is over.
+                Err(Errno::AGAIN) if self.limit.is_some() => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
+                Err(errno) => return Err(WireError::system(SENDING)(errno)),
+            }
+            if pieces.is_empty() {
+                return Ok(());
+            }
+            if let Some(limit) = self.limit {
+                let now = Instant::now();
+                let deadline = *deadline.get_or_insert_with(|| now.checked_add(limit));
+                if deadline.is_some_and(|deadline| deadline <= now) {
+                    return Err(WireError::TimedOut);
+                }
+            }
+        }
+    }
 }
 
 impl Receiver {
@@ -343,8 +443,9 @@ impl Receiver {
         self.view(arrived)
     }
 
-    /// Waits for the next message for about `pause`; `None` leaves the channel as it was. For whoever has something else to look at now and then: the kernel is told
-    /// the pause once and not before each read, as it is with deadlines.
+    /// Waits for the next message for about `pause`; `None` leaves the channel as it was. For
+    /// whoever has something else to look at now and then: the kernel is told the pause once and
+    /// not before each read, as it is with deadlines.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
@@ -535,46 +636,6 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Writes `head`, then `chunks`, however many calls that takes. A descriptor goes with the first
-/// byte.
-fn send_all(
-    socket: &OwnedFd,
-    head: &[u8],
-    chunks: &[&[u8]],
-    descriptor: Option<BorrowedFd<'_>>,
-) -> Result<(), WireError> {
-    let mut pieces = Vec::with_capacity(1 + chunks.len());
-    pieces.push(IoSlice::new(head));
-    pieces.extend(
-        chunks
-            .iter()
-            .filter(|chunk| !chunk.is_empty())
-            .map(|chunk| IoSlice::new(chunk)),
-    );
-    let mut pieces = pieces.as_mut_slice();
-    let mut descriptor = descriptor;
-    while !pieces.is_empty() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let attached;
-        if let Some(descriptor) = descriptor {
-            attached = [descriptor];
-            ancillary.push(SendAncillaryMessage::ScmRights(&attached));
-        }
-        let window = &pieces[..pieces.len().min(MAX_SLICES)];
-        let sent = retry(|| sendmsg(socket, window, &mut ancillary, SendFlags::NOSIGNAL));
-        match sent {
-            Ok(count) => {
-                descriptor = None;
-                IoSlice::advance_slices(&mut pieces, count);
-            }
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
-            Err(errno) => return Err(WireError::system(SENDING)(errno)),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -721,6 +782,43 @@ mod tests {
     }
 
     #[test]
+    fn sending_to_a_peer_that_does_not_read_ends_at_its_limit() {
+        let (one, _other) = ends();
+        let (mut one, _) = one.split();
+        let limit = Duration::from_millis(150);
+        one.limit(limit).unwrap();
+        let began = Instant::now();
+        let sent = one.send_inline(&7_u8, &[&vec![0; 8 << 20]]);
+        assert!(matches!(sent, Err(WireError::TimedOut)));
+        assert!(began.elapsed() >= limit);
+        assert!(!one.try_send(&8_u8).unwrap(), "there is no room");
+
+        let (one, _) = Channel::pair().unwrap();
+        let (mut gone, _) = Channel::new(one, LIMIT).split();
+        assert!(matches!(gone.try_send(&8_u8), Err(WireError::Closed)));
+        let (near, far) = Channel::pair().unwrap();
+        let (mut near, _) = Channel::new(near, LIMIT).split();
+        assert!(near.try_send(&9_u8).unwrap());
+        let mut other = Channel::new(far, LIMIT);
+        assert_eq!(other.receive(soon()).unwrap().header::<u8>().unwrap(), 9);
+    }
+
+    #[test]
+    fn a_message_goes_out_whole_while_its_peer_reads() {
+        let (one, mut other) = ends();
+        let (mut one, _) = one.split();
+        one.limit(Duration::from_secs(10)).unwrap();
+        let body = vec![3; 8 << 20];
+        let expected = body.clone();
+        let sending = std::thread::Builder::new()
+            .spawn(move || one.send_inline(&7_u8, &[&body]).unwrap())
+            .unwrap();
+        let incoming = other.receive(soon()).unwrap();
+        assert!(incoming.payload == expected);
+        sending.join().unwrap();
+    }
+
+    #[test]
     fn hanging_up_ends_a_wait_after_the_last_words() {
         let (mut one, mut other) = ends();
         one.send(&7_u8, None).unwrap();
@@ -798,7 +896,8 @@ mod tests {
         let mut head = vec![0; PREFIX_BYTES];
         head[4] = (SHARED | NEW_BUFFER) as u8;
         head[8] = 100;
-        send_all(&one, &head, &[], Some(file.as_fd())).unwrap();
+        let (one, _) = Channel::new(one, LIMIT).split();
+        one.send_all(&head, &[], Some(file.as_fd())).unwrap();
         let mut other = Channel::new(other, LIMIT);
         assert!(matches!(
             other.receive(soon()),

@@ -10,8 +10,8 @@ pub enum WireError {
     /// The other end is gone.
     #[error("the other end closed the channel")]
     Closed,
-    /// Nothing arrived before the deadline.
-    #[error("no message arrived in time")]
+    /// Nothing arrived before the deadline, or what was to be sent did not go out.
+    #[error("the other end did not speak or listen in time")]
     TimedOut,
     /// A length in a message is over what this end accepts.
     #[error("a message announces {announced} bytes, over the limit of {limit}")]

@@ -167,10 +167,33 @@ pub struct LoadModel {
     pub intra_op_threads: u32,
     /// The server's version, as handlers see it.
     pub server_version: String,
+    /// Headers that speak of sequences, for handlers that look at them.
+    pub sequence_headers: SequenceHeaders,
     /// Bytes that one reply may have.
     pub max_response_bytes: u64,
     /// For the echo backend: how it behaves.
     pub echo: EchoBehaviour,
+}
+
+/// Names of the headers that speak of sequences, in lower case.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SequenceHeaders {
+    /// Holds the sequence's id.
+    pub id: String,
+    /// `true` with the first request of a sequence.
+    pub start: String,
+    /// `true` with the last one.
+    pub end: String,
+}
+
+impl Default for SequenceHeaders {
+    fn default() -> Self {
+        Self {
+            id: "ts_request_sequence_id".to_owned(),
+            start: "ts_request_sequence_start".to_owned(),
+            end: "ts_request_sequence_end".to_owned(),
+        }
+    }
 }
 
 /// How requests and replies follow one another on a worker's channel.
@@ -378,6 +401,8 @@ pub enum RunFailure {
     },
     /// Memory ran out.
     OutOfMemory,
+    /// Memory of an accelerator ran out.
+    DeviceOutOfMemory,
     /// The handler did not return a list.
     NotAList,
     /// The list's length is not the batch's.

@@ -36,6 +36,13 @@ _MAX_PENDING_METRICS = 10_000
 # the model's folder comes first on the path, and its files may have these names.
 _LATE_IMPORTS = ("base64", "linecache", "pickle", "socket", "tokenize")
 
+# They go before the names that the server has for itself.
+_SEQUENCE_VARIABLES = (
+    "TS_REQUEST_SEQUENCE_ID",
+    "TS_REQUEST_SEQUENCE_START",
+    "TS_REQUEST_SEQUENCE_END",
+)
+
 _load_lock = threading.Lock()
 
 
@@ -53,6 +60,7 @@ class Spec(TypedDict):
     limit_max_image_pixels: bool
     decode_input_request: bool
     server_version: str
+    sequence_headers: tuple[str, str, str]
     intra_op_threads: int
     change_dir: bool
 
@@ -111,6 +119,12 @@ def _load_in(spec: Spec, functions: Functions | None, loop: "EventLoop | None") 
         metrics=metrics,
         model_yaml_config=loader.read_model_config(model_dir, manifest),
     )
+    names = zip(_SEQUENCE_VARIABLES, spec["sequence_headers"], strict=True)
+    (
+        context.header_key_sequence_id,
+        context.header_key_sequence_start,
+        context.header_key_sequence_end,
+    ) = (os.environ.get(variable, name) for variable, name in names)
     context.output = Output(functions) if functions is not None else None
     with _load_lock:
         # The process's and not the thread's, but all workers of a host have one model folder.
@@ -227,8 +241,9 @@ class Session:
     def run(self, items: list[Item]) -> Outcome:
         """Runs one batch and returns `(kind, code, message, replies, metrics)`.
 
-        The kind is `ok`, `handler_failed`, `handler_status`, `out_of_memory`, `invalid_output`,
-        `batch_mismatch` or `unsupported_output`; all but `ok` hold for each request of the batch.
+        The kind is `ok`, `handler_failed`, `handler_status`, `out_of_memory`,
+        `device_out_of_memory`, `invalid_output`, `batch_mismatch` or `unsupported_output`; all but
+        `ok` hold for each request of the batch.
         Under `ok` a request that failed alone has `(kind, code, message)` in place of its reply.
         """
         context = self._context

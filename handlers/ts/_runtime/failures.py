@@ -16,16 +16,17 @@ REFUSALS = {
 
 _MAX_MESSAGE_CHARS = 2_000
 
-# Where torch has no type of its own for memory that ran out: TorchServe goes by the first, and its
-# clients by that; the other is torch's allocator for the processor.
-_OUT_OF_MEMORY_TEXTS = ("CUDA", "DefaultCPUAllocator: ")
+# Where torch has no type of its own for memory that ran out: its allocator for the processor, and
+# what TorchServe goes by, and its clients by that.
+_HOST_MEMORY_TEXT = "DefaultCPUAllocator: "
+_DEVICE_MEMORY_TEXT = "CUDA"
 
 
 def load_kind(raised: BaseException, model_dir: str) -> str:
     """`permanent`, `out_of_memory` or `failed`."""
     if isinstance(raised, HandlerError | ImportError | SyntaxError):
         return "permanent"
-    if _is_out_of_memory(raised, text_counts_for=RuntimeError):
+    if _memory_kind(raised, text_counts_for=RuntimeError):
         return "out_of_memory"
     for name in files_named_by_manifest(model_dir):
         if not os.path.exists(os.path.join(model_dir, name)):
@@ -40,8 +41,8 @@ def run_kind(raised: BaseException) -> tuple[str, int, str]:
         if not isinstance(code, int) or not 100 <= code <= 999:
             code = 500
         return "handler_status", code, _text(raised.message)
-    if _is_out_of_memory(raised, text_counts_for=Exception):
-        return "out_of_memory", 507, "Out of resources"
+    if kind := _memory_kind(raised, text_counts_for=Exception):
+        return kind, 507, "Out of resources"
     return "handler_failed", 503, "Prediction failed"
 
 
@@ -81,16 +82,19 @@ def print_line(text: str) -> None:
         os.write(2, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
-def _is_out_of_memory(raised: BaseException, text_counts_for: type[Exception]) -> bool:
+def _memory_kind(raised: BaseException, text_counts_for: type[Exception]) -> str | None:
+    """`out_of_memory`, `device_out_of_memory` where it was an accelerator's, or `None`."""
     if isinstance(raised, MemoryError):
-        return True
+        return "out_of_memory"
     typed = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     if isinstance(typed, type) and isinstance(raised, typed):
-        return True
+        return "device_out_of_memory"
     if not isinstance(raised, text_counts_for):
-        return False
+        return None
     text = _text(raised)
-    return any(part in text for part in _OUT_OF_MEMORY_TEXTS)
+    if _HOST_MEMORY_TEXT in text:
+        return "out_of_memory"
+    return "device_out_of_memory" if _DEVICE_MEMORY_TEXT in text else None
 
 
 def _text(value: object) -> str:

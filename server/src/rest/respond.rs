@@ -82,8 +82,10 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
     }) = error
     {
         let headers = response.headers_mut();
-        let seconds = retry_after.as_millis().div_ceil(1000).max(1);
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds as u64));
+        if !retry_after.is_zero() {
+            let seconds = retry_after.as_millis().div_ceil(1000);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds as u64));
+        }
         let name = HeaderName::from_static("x-refusal-reason");
         headers.insert(name, HeaderValue::from_static(reason.as_str()));
     }
@@ -343,18 +345,21 @@ mod tests {
 
     #[test]
     fn a_refusal_says_when_to_come_back_and_why() {
-        let error = ServingError::Refused {
-            model: ModelName::new("m").unwrap(),
-            version: None,
-            reason: Refusal::QueueFull,
-            retry_after: std::time::Duration::from_millis(2100),
-        };
-        let response = failure(&error.into(), &RequestId::random());
-        assert_eq!(response.status().as_u16(), 503);
-        assert_eq!(response.headers().get(RETRY_AFTER).unwrap(), "3");
-        assert_eq!(
-            response.headers().get("x-refusal-reason").unwrap(),
-            "queue-full"
-        );
+        for (reason, millis, name, seconds) in [
+            (Refusal::QueueFull, 2100, "queue-full", Some("3")),
+            (Refusal::SequenceOver, 0, "sequence-over", None),
+        ] {
+            let error = ServingError::Refused {
+                model: ModelName::new("m").unwrap(),
+                version: None,
+                reason,
+                retry_after: std::time::Duration::from_millis(millis),
+            };
+            let response = failure(&error.into(), &RequestId::random());
+            assert_eq!(response.status().as_u16(), 503);
+            let header = |name: &str| Some(response.headers().get(name)?.to_str().unwrap());
+            assert_eq!(header("retry-after"), seconds);
+            assert_eq!(header("x-refusal-reason"), Some(name));
+        }
     }
 }

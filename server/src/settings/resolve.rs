@@ -70,11 +70,6 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Cores that workers may use.
-    pub(crate) fn cores(&self) -> usize {
-        self.hosts.cores
-    }
-
     /// Ids of the devices that workers may use.
     pub(crate) fn devices(&self) -> &[u32] {
         &self.hosts.devices

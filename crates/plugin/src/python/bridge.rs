@@ -171,6 +171,9 @@ fn spec<'py>(py: Python<'py>, model: &LoadModel) -> PyResult<Bound<'py, PyDict>>
     spec.set_item("limit_max_image_pixels", model.limit_max_image_pixels)?;
     spec.set_item("decode_input_request", model.decode_input_request)?;
     spec.set_item("server_version", &model.server_version)?;
+    let headers = &model.sequence_headers;
+    let headers = (&headers.id, &headers.start, &headers.end);
+    spec.set_item("sequence_headers", headers)?;
     spec.set_item("intra_op_threads", model.intra_op_threads)?;
     // A host serves one model version, so its working folder may be the model's.
     spec.set_item("change_dir", true)?;

@@ -85,6 +85,7 @@ fn failure(kind: &str, failure: &Bound<'_, PyTuple>) -> PyResult<RunFailure> {
             message: text(&failure.get_item(2)?)?,
         },
         "out_of_memory" => RunFailure::OutOfMemory,
+        "device_out_of_memory" => RunFailure::DeviceOutOfMemory,
         "invalid_output" => RunFailure::NotAList,
         "batch_mismatch" => RunFailure::LengthMismatch,
         "unsupported_output" => RunFailure::UnsupportedOutput,

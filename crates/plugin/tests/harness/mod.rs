@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use ts_wire::frame::{
     BackendKind, BatchOutcome, ControlRequest, EchoBehaviour, Exchange, HostReply, HostSetup,
     ItemOutcome, LoadFailure, LoadModel, MetricKind, PythonPlaces, RunBatch, RunFailure, RunItem,
-    RunPart, WorkerReply, WorkerRequest,
+    RunPart, SequenceHeaders, WorkerReply, WorkerRequest,
 };
 use ts_wire::{Channel, Departures, Incoming, WireError};
 
@@ -101,6 +101,7 @@ pub(crate) fn model(source: &str) -> Model {
         decode_input_request: false,
         intra_op_threads: INTRA_OP_THREADS,
         server_version: "0.1.0".to_owned(),
+        sequence_headers: SequenceHeaders::default(),
         max_response_bytes: LIMIT,
         echo: EchoBehaviour::default(),
     };

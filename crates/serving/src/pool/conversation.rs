@@ -6,20 +6,22 @@
 //! and is broken off; a worker that then says nothing at all for as long again is lost.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use ts_wire::frame::{WorkerReply, WorkerRequest};
+use ts_types::InferRequest;
+use ts_wire::frame::{RunFailure, WorkerReply, WorkerRequest};
 use ts_wire::{Departures, Receiver, Sender, WireError};
 
-use crate::error::ServingError;
-use crate::job::Job;
+use crate::error::{ServingError, StartFailure};
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
 
 /// The requests that the worker has.
-struct InFlight {
+struct InFlight<'d> {
+    dispatcher: &'d Dispatcher,
     state: Mutex<State>,
     /// One has ended, or the worker is lost.
     room: Condvar,
@@ -27,6 +29,8 @@ struct InFlight {
     lost: AtomicBool,
     /// Nothing more will be handed to it.
     finishing: AtomicBool,
+    /// The worker is to be replaced when it has finished what it has.
+    over_memory: OnceLock<StartFailure>,
 }
 
 #[derive(Default)]
@@ -54,20 +58,31 @@ impl Dispatcher {
             departures,
             ..
         } = worker;
+        let (host, departures) = (&*host, &*departures);
         let (sender, receiver) = channel.halves();
         let sender = Mutex::new(sender);
         let in_flight = InFlight {
+            dispatcher: self,
             state: Mutex::default(),
             room: Condvar::new(),
             lost: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
+            over_memory: OnceLock::new(),
         };
         let listened = std::thread::scope(|scope| {
             let listening = std::thread::Builder::new()
                 .name(format!("{}-replies", self.name()))
                 .spawn_scoped(scope, || {
-                    let _lost_when_it_returns = LostAtEnd(self, &in_flight);
-                    self.listen(receiver, &sender, departures, &in_flight)
+                    let _lost_when_it_returns = LostAtEnd(&in_flight);
+                    let listened = self.listen(receiver, &sender, departures, &in_flight);
+                    if listened
+                        .as_ref()
+                        .is_err_and(|error| !matches!(error, WireError::Closed))
+                    {
+                        // The other thread may wait for it to read.
+                        host.kill();
+                    }
+                    listened
                 });
             let listening = match listening {
                 Ok(listening) => listening,
@@ -80,15 +95,19 @@ impl Dispatcher {
             };
             // However this ends, the other thread is to end too.
             let finishing = FinishingAtEnd(&in_flight);
-            if let Err(error) = self.send_on(&sender, departures, &in_flight, || host.is_alive()) {
+            let sent = self.send_on(&sender, departures, &in_flight, || host.is_alive());
+            if let Err(error) = &sent {
                 // Whoever listens has to see it too.
                 tracing::warn!(worker = self.name(), %error, "a request cannot be handed over");
                 host.kill();
             }
             drop(finishing);
-            listening.join().unwrap_or(Err(WireError::Closed))
+            let listened = listening.join().unwrap_or(Err(WireError::Closed));
+            sent.and(listened)
         });
+        let over_memory = in_flight.over_memory.get().cloned();
         match listened {
+            Ok(()) if let Some(failure) = over_memory => End::Lost(failure),
             Ok(()) if self.ending() => End::Asked,
             Ok(()) => {
                 let during = "while it was idle";
@@ -118,8 +137,12 @@ impl Dispatcher {
         host_is_alive: impl Fn() -> bool,
     ) -> Result<(), WireError> {
         let bound = self.spec.limits.read().job_queue_size.max(1);
-        let over =
-            || self.control.stopping() || in_flight.lost.load(Ordering::SeqCst) || !host_is_alive();
+        let over = || {
+            self.control.stopping()
+                || in_flight.lost.load(Ordering::SeqCst)
+                || in_flight.over_memory.get().is_some()
+                || !host_is_alive()
+        };
         loop {
             {
                 let mut state = in_flight.state.lock();
@@ -131,21 +154,37 @@ impl Dispatcher {
                 return Ok(());
             };
             let limit = self.spec.limits.read().response_timeout;
-            for single in batch.singly() {
-                let request = single.0.request.clone();
-                in_flight.add(Held::single(single), limit);
+            for (mut job, running) in batch.singly() {
+                // Once the worker has it, only its names are needed.
+                let request = InferRequest {
+                    parts: std::mem::take(&mut job.request.parts),
+                    headers: std::mem::take(&mut job.request.headers),
+                    ..job.request.clone()
+                };
+                in_flight.add(Held::single((job, running)), limit);
                 let items = std::iter::once((&request, false));
                 let told = departures.were_told();
                 let handed = hand_over(*sender.lock(), items, Payload::Inline, told);
                 let Err(error) = handed else { continue };
-                let job = in_flight.remove(request.id.as_str());
-                match error {
+                let removed = in_flight.remove(request.id.as_str());
+                let job = removed.and_then(|request| Some(request.held?.job));
+                match (error, job) {
                     // It never reached a worker, so another may have it.
-                    WireError::Closed => {
-                        self.spec.queue.put_back(job.into_iter().collect());
+                    (WireError::Closed, job) => {
+                        let whole = job.map(|mut job| {
+                            job.request = request;
+                            job
+                        });
+                        self.spec.queue.put_back(whole.into_iter().collect());
                         return Ok(());
                     }
-                    error => {
+                    (error @ WireError::TimedOut, job) => {
+                        if let Some(job) = job {
+                            job.fail(ServingError::NoResponse { limit });
+                        }
+                        return Err(error);
+                    }
+                    (error, job) => {
                         let reason = error.to_string();
                         if let Some(job) = job {
                             job.fail(ServingError::NotHandedOver { reason });
@@ -189,6 +228,7 @@ impl Dispatcher {
                                 }
                             }
                             Err(failure) => {
+                                in_flight.failed(&failure);
                                 let request = state.requests.get_mut(id);
                                 if let Some(held) = request.and_then(|request| request.held.take())
                                 {
@@ -199,8 +239,10 @@ impl Dispatcher {
                     }
                     WorkerReply::Answered(done) => {
                         let outcome = reply(done.outcome, &mut { incoming.payload })?;
-                        let request = in_flight.state.lock().requests.remove(done.request_id);
-                        in_flight.room.notify_one();
+                        let request = in_flight.remove(done.request_id);
+                        if let Err(failure) = &outcome {
+                            in_flight.failed(failure);
+                        }
                         self.answered();
                         if let Some(request) = request {
                             if let Some(Held { job, .. }) = request.held {
@@ -261,17 +303,17 @@ impl Dispatcher {
                 None | Some(_) => {}
             }
             if request.broken_off.is_some() && !request.told {
-                // Not while the other thread sends: it may wait for a worker that does not read,
-                // and this thread is the one to notice.
+                // Without any wait, neither for the other thread nor for room: the worker may not
+                // read, and this thread is the one to notice.
                 request.told = sender.try_lock().is_some_and(|mut sender| {
                     let cancel = WorkerRequest::Cancel { request_id: id };
-                    sender.send(&cancel, None).is_ok()
+                    sender.try_send(&cancel).unwrap_or(false)
                 });
             }
             true
         });
+        in_flight.removed(&state);
         drop(state);
-        in_flight.room.notify_one();
         if silent {
             return Err(WireError::TimedOut);
         }
@@ -279,7 +321,7 @@ impl Dispatcher {
     }
 }
 
-impl InFlight {
+impl InFlight<'_> {
     fn add(&self, held: Held, limit: Duration) {
         let now = Instant::now();
         let id = held.job.request.id.as_str().to_owned();
@@ -290,17 +332,39 @@ impl InFlight {
             broken_off: None,
             told: false,
         };
-        self.state.lock().requests.insert(id, request);
+        let mut state = self.state.lock();
+        state.requests.insert(id, request);
+        self.dispatcher.control.has_work();
     }
 
-    fn remove(&self, id: &str) -> Option<Job> {
-        let request = self.state.lock().requests.remove(id)?;
-        request.held.map(|held| held.job)
+    fn remove(&self, id: &str) -> Option<Request> {
+        let mut state = self.state.lock();
+        let request = state.requests.remove(id);
+        self.removed(&state);
+        request
+    }
+
+    /// Nothing more is handed to a worker that was refused memory.
+    fn failed(&self, failure: &RunFailure) {
+        if let Some(failure) = self.dispatcher.over_memory([failure])
+            && self.over_memory.set(failure).is_ok()
+        {
+            self.dispatcher.spec.queue.wake_all();
+        }
+    }
+
+    /// Makes known that there may be room now.
+    fn removed(&self, state: &State) {
+        self.room.notify_one();
+        let control = &self.dispatcher.control;
+        if state.requests.is_empty() && control.idle_since().is_none() {
+            self.dispatcher.slots.work_ended(control);
+        }
     }
 }
 
 /// Makes the end of the sending thread known to the one that listens.
-struct FinishingAtEnd<'f>(&'f InFlight);
+struct FinishingAtEnd<'f>(&'f InFlight<'f>);
 
 impl Drop for FinishingAtEnd<'_> {
     fn drop(&mut self) {
@@ -309,12 +373,12 @@ impl Drop for FinishingAtEnd<'_> {
 }
 
 /// Makes the end of the listening thread known to the one that sends.
-struct LostAtEnd<'l>(&'l Dispatcher, &'l InFlight);
+struct LostAtEnd<'l>(&'l InFlight<'l>);
 
 impl Drop for LostAtEnd<'_> {
     fn drop(&mut self) {
-        self.1.lost.store(true, Ordering::SeqCst);
-        self.1.room.notify_all();
-        self.0.spec.queue.wake_all();
+        self.0.lost.store(true, Ordering::SeqCst);
+        self.0.room.notify_all();
+        self.0.dispatcher.spec.queue.wake_all();
     }
 }

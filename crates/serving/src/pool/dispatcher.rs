@@ -43,6 +43,8 @@ pub(crate) struct SlotControl {
     isolation: Isolation,
     stop: AtomicBool,
     ready: AtomicBool,
+    /// Since when its worker has had nothing to do; `None` while it has requests.
+    idle_since: Mutex<Option<Instant>>,
     host: Mutex<Option<Arc<Host>>>,
     pause: Mutex<()>,
     wake: Condvar,
@@ -54,6 +56,7 @@ impl SlotControl {
             isolation,
             stop: AtomicBool::new(false),
             ready: AtomicBool::new(false),
+            idle_since: Mutex::new(None),
             host: Mutex::new(None),
             pause: Mutex::new(()),
             wake: Condvar::new(),
@@ -92,6 +95,21 @@ impl SlotControl {
             // Asked to end before there was a host to end.
             self.kill_own_host();
         }
+    }
+
+    /// The worker has requests from now on.
+    pub(super) fn has_work(&self) {
+        *self.idle_since.lock() = None;
+    }
+
+    /// The worker has none from now on.
+    pub(super) fn has_no_work(&self) {
+        *self.idle_since.lock() = Some(Instant::now());
+    }
+
+    /// Since when the worker has had nothing to do; `None` while it has requests.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        *self.idle_since.lock()
     }
 
     pub(super) fn stopping(&self) -> bool {
@@ -195,12 +213,13 @@ impl Dispatcher {
                         );
                     }
                     failures.reset();
+                    self.control.has_no_work();
                     self.slots.came_up();
                     self.served.store(false, Ordering::Relaxed);
                     let end = self.serve(&mut worker, &mut unsuccessful);
                     self.control.ready.store(false, Ordering::SeqCst);
                     self.spec.queue.worker_lost(self.id);
-                    let _already_gone = worker.channel.send(&WorkerRequest::Stop, None);
+                    let _already_gone = worker.channel.halves().0.try_send(&WorkerRequest::Stop);
                     let (failure, was_idle) = match end {
                         End::Asked => break,
                         End::Lost(failure) => (failure, false),
@@ -236,6 +255,10 @@ impl Dispatcher {
                 status.phase = phase;
                 status.pid = None;
             });
+            // It may have put jobs back that no other worker is left for.
+            if let Some(reason) = self.slots.arrived() {
+                self.slots.refuse_waiting(reason);
+            }
         }
     }
 
@@ -317,9 +340,10 @@ impl Dispatcher {
                 permanent: true,
             });
         }
-        let (limit, cores) = {
+        let (limit, response_timeout, cores) = {
             let limits = self.spec.limits.read();
-            (limits.startup_timeout, limits.hosts.cores())
+            let cores = limits.hosts.cores();
+            (limits.startup_timeout, limits.response_timeout, cores)
         };
         let threads = core_share(self.spec.surroundings.hosts.cores, self.slots.target());
         // More would wait for one another in the cores that its host is limited to.
@@ -333,10 +357,14 @@ impl Dispatcher {
             .spec
             .load
             .max_response_bytes
-            .saturating_mul(u64::from(self.spec.load.batch_size));
+            .saturating_mul(self.most_at_once() as u64);
         let mut channel = host
             .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
             .map_err(|error| host_failure(&error))?;
+        // A worker that does not read is one that does not answer.
+        channel
+            .limit_sending(response_timeout)
+            .map_err(|error| host_failure(&error.into()))?;
         let model = LoadModel {
             intra_op_threads: threads,
             gpu_id: self.device.as_ref().map(DeviceLease::id),
@@ -418,15 +446,15 @@ impl Dispatcher {
         if queue.knows_cost() {
             return Ok(());
         }
-        let size = self.spec.load.batch_size as usize;
-        for batch in self.spec.warm_up.batches(&self.spec.model, size) {
-            let count = batch.len();
+        let warm_up = &self.spec.warm_up;
+        for count in warm_up.batch_sizes(self.spec.load.batch_size as usize) {
             if queue
                 .expected(count)
                 .is_some_and(|expected| expected > LONGEST_TRIAL)
             {
                 break;
             }
+            let batch = warm_up.batch(&self.spec.model, count);
             let now = Instant::now();
             let replies = exchange::ask(channel, &batch, deadline)?;
             if replies.is_err() {
@@ -533,15 +561,13 @@ impl Dispatcher {
 
     /// A worker that was refused memory under its model's limit is replaced: what it still holds
     /// would be missing to every batch that follows.
-    pub(super) fn over_memory(
+    pub(super) fn over_memory<'f>(
         &self,
-        outcome: &Result<exchange::Replies, RunFailure>,
+        failures: impl IntoIterator<Item = &'f RunFailure>,
     ) -> Option<StartFailure> {
         let bytes = self.spec.limits.read().hosts.memory_bytes?;
-        let refused = match outcome {
-            Err(failure) => *failure == RunFailure::OutOfMemory,
-            Ok(replies) => replies.contains(&Err(RunFailure::OutOfMemory)),
-        };
+        let mut failures = failures.into_iter();
+        let refused = failures.any(|failure| *failure == RunFailure::OutOfMemory);
         refused.then(|| StartFailure {
             text: format!("out of memory under its limit of {} MiB", bytes >> 20),
             out_of_memory: true,
@@ -606,6 +632,7 @@ impl Drop for Dispatcher {
             return;
         }
         self.control.kill();
+        self.spec.queue.worker_lost(self.id);
         self.give_up(&StartFailure {
             text: "its dispatcher panicked".to_owned(),
             out_of_memory: false,

@@ -140,7 +140,10 @@ impl Dispatcher {
                     waiting.extend([second, first]);
                 }
                 outcome => {
-                    let lost = self.over_memory(&outcome);
+                    let lost = match &outcome {
+                        Err(failure) => self.over_memory([failure]),
+                        Ok(replies) => self.over_memory(failures_of(replies)),
+                    };
                     answer(round.held, outcome, round.handed_over);
                     if let Some(failure) = lost {
                         self.put_back_all(waiting);
@@ -185,7 +188,10 @@ impl Dispatcher {
             .unwrap_or(worker.model.side_effect_free);
         let of_the_handler = matches!(
             failure,
-            RunFailure::HandlerFailed | RunFailure::HandlerStatus { .. } | RunFailure::OutOfMemory
+            RunFailure::HandlerFailed
+                | RunFailure::HandlerStatus { .. }
+                | RunFailure::OutOfMemory
+                | RunFailure::DeviceOutOfMemory
         );
         let untouched =
             |held: &Option<Held>| held.as_ref().is_some_and(|held| !held.job.has_begun());
@@ -198,19 +204,21 @@ impl Dispatcher {
         worker: &mut Worker,
         unsuccessful: &mut u32,
     ) -> Result<std::convert::Infallible, End> {
-        let mut limit = self.spec.limits.read().batch_size;
-        if self.spec.scheduling.sequences.is_some() {
-            // Each may have a request that ends it beside the one that goes on.
-            limit *= 2;
-        }
+        let limit = self.most_at_once();
         let mut live: Vec<Held> = Vec::new();
+        let mut over_memory = None;
         loop {
+            if live.is_empty()
+                && let Some(failure) = over_memory
+            {
+                return Err(End::Lost(failure));
+            }
             let kind = live.first().map(|held| held.job.request.kind);
             let joining = match kind {
                 None => Some(self.next_batch(worker)?),
                 Some(RequestKind::Describe) => None,
-                // What is live is finished, however the slot is to end.
-                Some(_) if self.control.stopping() => None,
+                // What is live is finished, however the slot or the worker is to end.
+                Some(_) if self.control.stopping() || over_memory.is_some() => None,
                 Some(kind) => {
                     let room = limit.saturating_sub(live.len());
                     self.spec.queue.try_take(self.id, room, kind)
@@ -232,6 +240,10 @@ impl Dispatcher {
             let Some(round) = self.round(worker, std::mem::take(&mut live), unsuccessful)? else {
                 continue;
             };
+            over_memory = over_memory.or_else(|| match &round.outcome {
+                Err(failure) => self.over_memory([failure]),
+                Ok(replies) => self.over_memory(failures_of(replies)),
+            });
             live = self.step(worker, round);
         }
     }
@@ -279,6 +291,7 @@ impl Dispatcher {
 
     /// Waits for the next batch.
     fn next_batch(&self, worker: &Worker) -> Result<Batch, End> {
+        self.slots.work_ended(&self.control);
         let stop = || self.control.stopping() || !worker.host.is_alive();
         self.wait_for_batch(&stop).ok_or_else(|| {
             if self.ending() {
@@ -290,20 +303,32 @@ impl Dispatcher {
         })
     }
 
-    /// Waits for a batch until `stop` says so. A worker that waits for long asks whether it may go;
-    /// then it is told to end.
+    /// Waits for a batch until `stop` says so. A worker that has had nothing to do for long asks
+    /// whether it may go; then it is told to end.
     pub(super) fn wait_for_batch(&self, stop: &impl Fn() -> bool) -> Option<Batch> {
+        let idle_until = || self.slots.idle_until(&self.control);
         loop {
-            let since = Instant::now();
-            let idle_until = || self.slots.idle_until(since);
             match self.spec.queue.take(self.id, stop, idle_until) {
                 Taken::Batch(batch) => {
+                    self.control.has_work();
                     self.slots.cut();
                     return Some(batch);
                 }
                 Taken::Idle => self.slots.leave_idle(self.id),
                 Taken::Stopped => return None,
             }
+        }
+    }
+
+    /// Requests that its worker may have in one exchange.
+    pub(super) fn most_at_once(&self) -> usize {
+        let size = self.spec.limits.read().batch_size;
+        let continuous = self.spec.load.exchange == Exchange::Continuous;
+        if continuous && self.spec.scheduling.sequences.is_some() {
+            // Each may have a request that ends it beside the one that goes on.
+            size.saturating_mul(2)
+        } else {
+            size
         }
     }
 
@@ -396,10 +421,8 @@ impl Dispatcher {
         held: Vec<Option<Held>>,
         error: &WireError,
     ) -> Result<(), End> {
-        let lost = |during| {
-            let limit = Duration::ZERO;
-            Err(End::Lost(self.lost(&worker.host, error, during, limit)))
-        };
+        let limit = self.spec.limits.read().response_timeout;
+        let lost = |during| Err(End::Lost(self.lost(&worker.host, error, during, limit)));
         if matches!(error, WireError::Closed) {
             // They never reached a worker, so another may have them; except those that it would
             // not know from the start.
@@ -411,6 +434,14 @@ impl Dispatcher {
             }
             self.spec.queue.put_back(fresh);
             return lost("before it took a batch");
+        }
+        if matches!(error, WireError::TimedOut) {
+            for job in jobs_of(held) {
+                job.fail(ServingError::WorkerDied {
+                    out_of_memory: false,
+                });
+            }
+            return lost("while it was handed a batch");
         }
         let reason = error.to_string();
         tracing::warn!(
@@ -508,6 +539,10 @@ fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, handed_
             }
         }
     }
+}
+
+fn failures_of(replies: &Replies) -> impl Iterator<Item = &RunFailure> {
+    replies.iter().filter_map(|reply| reply.as_ref().err())
 }
 
 fn goes_on(reply: &Reply) -> bool {

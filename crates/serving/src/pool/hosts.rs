@@ -1,8 +1,9 @@
 //! Model hosts as the server sees them: start, watch, kill, reap.
 //!
 //! A host is the server's own executable in its hidden `worker` command, or a copy of one such that
-//! the zygote has forked (`zygote.rs`), in a process group of its own. One thread per host copies its output to the model log, reaps it, and then hangs up all its
-//! channels: a grandchild may hold their other ends open, so their closing alone tells nothing.
+//! the zygote has forked (`zygote.rs`), in a process group of its own. One thread per host copies
+//! its output to the model log, reaps it, and then hangs up all its channels: a grandchild may hold
+//! their other ends open, so their closing alone tells nothing.
 
 use std::io;
 use std::ops::Deref;
@@ -27,7 +28,10 @@ use crate::pool::limits::{Confined, Confinement};
 use crate::pool::logs::ModelLog;
 
 /// Control messages carry paths and texts, never bodies.
-pub(crate) const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+const MAX_CONTROL_PAYLOAD_BYTES: u64 = 1 << 20;
+
+/// Only a host that has long stopped reading has no room for the next control message.
+const CONTROL_SENT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A forward pass allocates and frees the same large tensors every time. By default the C library
 /// gives them back to the system and fetches them again: some 2,300 page faults and 6 ms a photo of
@@ -106,6 +110,13 @@ impl MemoryLimit {
     }
 }
 
+/// The server's end of a host's control channel.
+pub(crate) fn control_channel(socket: OwnedFd) -> Result<Channel, WireError> {
+    let mut control = Channel::new(socket, MAX_CONTROL_PAYLOAD_BYTES);
+    control.limit_sending(CONTROL_SENT_WITHIN)?;
+    Ok(control)
+}
+
 /// A host process that nobody watches yet.
 pub(crate) struct NewHost {
     pub(crate) child: OwnChild,
@@ -123,10 +134,11 @@ impl NewHost {
         variables: &[(&str, String)],
     ) -> Result<Self, HostStartError> {
         let (near, far) = Channel::pair()?;
+        let control = control_channel(near)?;
         let (mut child, own) = children.spawn(&mut command(config, variables, far))?;
         Ok(Self {
             child: own,
-            control: Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES),
+            control,
             stdout: child.stdout.take().map(OwnedFd::from),
             stderr: child.stderr.take().map(OwnedFd::from),
             confined: Confined::default(),

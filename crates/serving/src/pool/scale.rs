@@ -100,11 +100,6 @@ impl Growth {
     }
 }
 
-/// Whether all workers are needed: none of the `ready` ones has nothing to do, or jobs wait.
-pub(crate) fn are_all_needed(busy: usize, ready: usize, waiting: usize) -> bool {
-    busy >= ready || waiting > 0
-}
-
 /// When a worker may ask to leave that has waited `since` then, in a pool that was last `needed`
 /// as a whole at that instant. A pool with more workers than a light load needs hands each of them
 /// a job now and then, so their own waits alone would keep them all.
@@ -207,8 +202,6 @@ mod tests {
         let idle = 60 * second;
         assert_eq!(leaves_at(start, start + second, idle), Some(start + idle));
         assert_eq!(leaves_at(start + second, start, idle), Some(start + idle));
-        assert!(are_all_needed(2, 2, 0) && are_all_needed(1, 2, 1));
-        assert!(!are_all_needed(1, 2, 0));
     }
 
     proptest! {

@@ -36,6 +36,11 @@ impl Slot {
     pub(crate) fn is_healthy(&self) -> bool {
         !self.control.stopping() && !matches!(self.phase(), Phase::GivenUp | Phase::Stopped)
     }
+
+    /// It takes batches.
+    fn is_ready(&self) -> bool {
+        self.is_healthy() && self.phase() == Phase::Ready
+    }
 }
 
 /// What one lock guards.
@@ -61,8 +66,14 @@ impl State {
     }
 
     pub(crate) fn ready(&self) -> usize {
-        let ready = |slot: &&Slot| slot.is_healthy() && slot.phase() == Phase::Ready;
-        self.list.iter().filter(ready).count()
+        self.list.iter().filter(|slot| slot.is_ready()).count()
+    }
+
+    /// Whether none of the workers has nothing to do.
+    fn are_all_busy(&self) -> bool {
+        let idle = |slot: &Slot| slot.control.idle_since().is_some();
+        let mut ready = self.list.iter().filter(|slot| slot.is_ready());
+        !ready.any(idle)
     }
 }
 
@@ -190,12 +201,24 @@ impl Slots {
         if self.autoscales() {
             let mut state = self.lock();
             if !self.spec.queue.is_closed() {
-                let (waiting, busy) = self.spec.queue.load();
-                if scale::are_all_needed(busy, state.ready(), waiting) {
-                    self.note_need();
-                }
+                self.look_for_need(&state);
                 self.grow(&mut state, Growth::at_cut);
             }
+        }
+    }
+
+    /// The worker of a slot has nothing to do any more. Until now it was needed, perhaps for long.
+    pub(crate) fn work_ended(&self, control: &SlotControl) {
+        if self.autoscales() && control.idle_since().is_none() {
+            self.look_for_need(&self.lock());
+        }
+        control.has_no_work();
+    }
+
+    fn look_for_need(&self, state: &State) {
+        let (waiting, _batches) = self.spec.queue.load();
+        if waiting > 0 || state.are_all_busy() {
+            self.note_need();
         }
     }
 
@@ -241,13 +264,17 @@ impl Slots {
         }
     }
 
-    /// When a worker asks to leave that has waited since then.
-    pub(crate) fn idle_until(&self, since: Instant) -> Option<Instant> {
+    /// When the worker of a slot asks to leave, or looks at this again.
+    pub(crate) fn idle_until(&self, control: &SlotControl) -> Option<Instant> {
         if !self.autoscales() {
             return None;
         }
         let needed = Duration::from_millis(self.needed_millis.load(Ordering::SeqCst));
         let idle = self.spec.limits.read().scale_down_idle;
+        let Some(since) = control.idle_since() else {
+            // It takes more while it has some, and stays for as long after them at least.
+            return Instant::now().checked_add(idle);
+        };
         scale::leaves_at(since, self.made.checked_add(needed)?, idle)
     }
 
@@ -259,6 +286,7 @@ impl Slots {
         if self.autoscales()
             && scale::may_leave(state.healthy(), min, waiting)
             && let Some(index) = state.list.iter().position(|slot| slot.id == id)
+            && state.list[index].control.idle_since().is_some()
         {
             state.list.remove(index).control.stop();
             tracing::info!(

@@ -1,10 +1,10 @@
 //! The server's zygote: started when the first Python model needs a host, kept for the next ones,
 //! replaced when it is lost.
 //!
-//! A host that it forks is ready in some 30 ms and shares its pages, where one that is executed
-//! takes 0.3 s, with torch 2 s and 400 MB of its own. It imports what the models name in their
-//! sources (`imports.rs`), when the first one that does is started: that one waits as long as if it
-//! had imported them itself, and a server whose models need no torch never has it in memory.
+//! A host that it forks is ready at once and shares its pages (`docs/architecture.md` has figures).
+//! It imports what the models name in their sources (`imports.rs`), when the first one that does is
+//! started: that one waits as long as if it had imported them itself, and a server whose models need
+//! no torch never has it in memory.
 //!
 //! Nobody depends on it. Where it is missing, slow or lost, a host is executed; hosts that it has
 //! forked are children of the server and do not notice its end.
@@ -23,8 +23,7 @@ use ts_wire::{Channel, WireError};
 use crate::config::HostConfig;
 use crate::pool::children::Children;
 use crate::pool::hosts::{
-    HostExit, HostLease, HostStartError, MAX_CONTROL_PAYLOAD_BYTES, NewHost, is_hidden,
-    thread_variables,
+    HostExit, HostLease, HostStartError, NewHost, control_channel, is_hidden, thread_variables,
 };
 use crate::pool::imports::Modules;
 use crate::pool::limits::Confined;
@@ -36,7 +35,7 @@ const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long its imports may take; torch from a cold disk takes 10 s.
 const IMPORTS_WITHIN: Duration = Duration::from_secs(120);
 
-/// How long a fork may take; it takes 30 ms.
+/// How long a fork may take; it takes some 20 ms.
 const FORKS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The longest pause before a lost zygote is started again.
@@ -287,7 +286,7 @@ impl Zygote {
         until: Option<Instant>,
     ) -> Result<Option<NewHost>, ZygoteError> {
         let (near, far) = Channel::pair()?;
-        let mut control = Channel::new(near, MAX_CONTROL_PAYLOAD_BYTES);
+        let mut control = control_channel(near)?;
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from);
         let ((stdout, its_stdout), (stderr, its_stderr)) = (pipe()?, pipe()?);
         control.send(&ForkedSetup::Stdout, Some(its_stdout.as_fd()))?;
