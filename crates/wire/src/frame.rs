@@ -125,7 +125,7 @@ pub enum ForkedSetup {
 pub enum WorkerRequest<'a> {
     /// Build the backend. The first message on every worker channel; its descriptor is the worker's
     /// end of [`Departures`](crate::Departures).
-    Load(LoadModel),
+    Load(Box<LoadModel>),
     /// Run one batch; the payload holds the parts' values, one after another.
     #[serde(borrow)]
     Run(RunBatch<'a>),

@@ -210,7 +210,7 @@ impl Host {
         let (departures, departed) = Departures::pair().unwrap();
         channel
             .send(
-                &WorkerRequest::Load(model.load.clone()),
+                &WorkerRequest::Load(Box::new(model.load.clone())),
                 Some(departed.as_fd()),
             )
             .unwrap();

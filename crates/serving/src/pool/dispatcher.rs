@@ -653,7 +653,10 @@ fn load(
 ) -> Result<(LoadedModel, Departures), LoadError> {
     let (departures, departed) = Departures::pair().map_err(LoadError::Wire)?;
     channel
-        .send(&WorkerRequest::Load(model), Some(departed.as_fd()))
+        .send(
+            &WorkerRequest::Load(Box::new(model)),
+            Some(departed.as_fd()),
+        )
         .map_err(LoadError::Wire)?;
     drop(departed);
     let incoming = channel.receive(deadline).map_err(LoadError::Wire)?;
