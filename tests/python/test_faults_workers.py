@@ -103,6 +103,27 @@ def test_thirty_deaths_leave_no_defunct_process_wk_04(server):
     server.manage("DELETE", "/models/mortal")
 
 
+@pytest.mark.parametrize("zygote", ["true", "false"])
+def test_what_a_handler_has_started_ends_with_its_worker(start, zygote):
+    server = start([f"zygote={zygote}"])
+    server.serve("scripted")
+    # In a group of its own, and with a child that is, too.
+    child = "import subprocess; subprocess.run(['sleep', '1000'], start_new_session=True)"
+    answer = server.run(
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+        "while not (below := open(f'/proc/{child.pid}/task/{child.pid}/children').read()):\n"
+        "    time.sleep(0.01)\n"
+        "result = [f'{child.pid} {below}']",
+        "scripted",
+    )
+    started = [int(pid) for pid in answer.text.split()]
+    assert len(started) == 2 and all(is_running(pid) for pid in started)
+    how = {"min_worker": 0, "max_worker": 0, "synchronous": "true"}
+    assert server.manage("PUT", "/models/scripted", params=how).status_code == 200
+    wait_until("all of it has ended", lambda: not any(is_running(pid) for pid in started), 5)
+
+
 INIT = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
 # Its father ends at once, so that whoever is process 1 has to reap it.
 ORPHAN = """

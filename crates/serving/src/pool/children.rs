@@ -73,7 +73,7 @@ impl Children {
             // Done when the last of them ends.
             return;
         }
-        for pid in children_of_this_process() {
+        for pid in children_of("self") {
             if !known.pids.contains(&pid)
                 && let Ok(Some(_)) = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG)
             {
@@ -93,9 +93,25 @@ async fn reap_orphans(children: Weak<Children>, mut ended: tokio::signal::unix::
     }
 }
 
+/// Ends a process, all of its group, and all below it: what a handler has started with a session of
+/// its own is in no group of its host's. Children that have let go of their parent stay.
+pub(crate) fn kill_tree(root: Pid) {
+    let mut tree = vec![root];
+    let mut looked_at = 0;
+    while let Some(process) = tree.get(looked_at) {
+        let children = children_of(&process.as_raw_nonzero().to_string());
+        tree.extend(children);
+        looked_at += 1;
+    }
+    let _already_ending = rustix::process::kill_process_group(root, Signal::KILL);
+    for process in tree.into_iter().skip(1) {
+        let _in_its_group = rustix::process::kill_process(process, Signal::KILL);
+    }
+}
+
 /// Those of every thread: an orphan is given to any of them.
-fn children_of_this_process() -> Vec<Pid> {
-    let Ok(threads) = fs_err::read_dir("/proc/self/task") else {
+fn children_of(process: &str) -> Vec<Pid> {
+    let Ok(threads) = fs_err::read_dir(format!("/proc/{process}/task")) else {
         return Vec::new();
     };
     let lists = threads.flatten().filter_map(|thread| {

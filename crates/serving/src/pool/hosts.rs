@@ -23,7 +23,7 @@ use ts_wire::frame::{ControlRequest, HostReply, HostSetup, PythonPlaces};
 use ts_wire::{Channel, HangUp, WireError};
 
 use crate::config::HostConfig;
-use crate::pool::children::{Children, OwnChild};
+use crate::pool::children::{Children, OwnChild, kill_tree};
 use crate::pool::limits::{Confined, Confinement};
 use crate::pool::logs::ModelLog;
 
@@ -346,13 +346,13 @@ impl Host {
         self.exit.lock().is_none()
     }
 
-    /// Ends the process and everything in its group, at once.
+    /// Ends the process and everything below it, at once.
     pub(crate) fn kill(&self) {
         // Held so that the process cannot be reaped, and its number taken by another, in between.
         let exit = self.exit.lock();
         if exit.is_none() {
             self.ordered_to_end.store(true, Ordering::SeqCst);
-            let _already_ending = rustix::process::kill_process_group(self.pid, Signal::KILL);
+            kill_tree(self.pid);
         }
     }
 
