@@ -25,7 +25,7 @@ def run(code, env=None):
 
 # The copy's parent is whoever takes in orphans; here that is this process, as it is the server.
 FORK = """
-import ctypes
+import ctypes, time
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 kept = os.listdir("/proc/self/fd")
@@ -33,6 +33,11 @@ source = os.getpid()
 pid = zygote.fork()
 if pid == 0:
     zygote.adapt([("ONE", "1"), ("TWO", None)], 1)
+    # The process in between may still be about to end.
+    for _ in range(1000):
+        if os.getppid() == source:
+            break
+        time.sleep(0.01)
     told = [os.getpid(), os.getppid() == source, os.getpgid(0) == os.getpid()]
     told += [os.environ.get("ONE"), os.environ.get("TWO"), os.listdir("/proc/self/fd") == kept]
     print(json.dumps(told), flush=True)

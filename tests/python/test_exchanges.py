@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
@@ -304,12 +305,17 @@ def test_failures_of_a_coroutine_are_of_one_request(server, coroutine):
 
 def test_the_end_of_the_worker_answers_what_a_coroutine_had(server, coroutine):
     for end in ("die", "block"):
-        waiting = [lambda: coroutine("x 100") for _ in range(4)]
-        calls = at_once([*[broken(call) for call in waiting], lambda end=end: coroutine(end)])
-        assert all(calls[:4]), end
-        assert calls[4].status_code in (500, 507)
+        with ThreadPoolExecutor() as pool:
+            waiting = [pool.submit(broken(lambda: coroutine("x 100"))) for _ in range(4)]
+            wait_until("the worker has all four", lambda: running(server) == 4)
+            assert coroutine(end).status_code in (500, 507)
+            assert all(call.result() for call in waiting), end
         wait_until("it is back", lambda: coroutine("y").status_code == 200)
     assert server.describe("coroutine")["workers"][0]["generation"] == 3
+
+
+def running(server):
+    return server.manage("GET", "/models/coroutine/batching").json()["runningRequests"]
 
 
 def broken(call):

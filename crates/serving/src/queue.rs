@@ -404,12 +404,6 @@ impl Queue {
         (state.groups.jobs() + sequenced).saturating_sub(usize::try_from(left).unwrap_or(0))
     }
 
-    /// Jobs that wait, and batches that run.
-    pub(crate) fn load(&self) -> (usize, usize) {
-        let state = self.state.lock();
-        (self.waiting(&state), state.running_batches)
-    }
-
     /// Jobs that wait, and places left for more.
     pub(crate) fn occupancy(&self) -> (usize, usize) {
         let state = self.state.lock();

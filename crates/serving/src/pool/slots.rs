@@ -216,7 +216,7 @@ impl Slots {
     }
 
     fn look_for_need(&self, state: &State) {
-        let (waiting, _batches) = self.spec.queue.load();
+        let waiting = self.spec.queue.occupancy().0;
         if waiting > 0 || state.are_all_busy() {
             self.note_need();
         }
