@@ -406,6 +406,7 @@ fn settings_of_the_scheduler_that_cannot_be_are_refused_with_their_key() {
             "priority_levels",
         ),
         ("batchGather: greedy\n", "batchGather"),
+        ("useJobTicket: true\nautoscale: true\n", "`minWorkers` to 1"),
     ] {
         server.echo_model("m", "1.0", yaml);
         let refused = server

@@ -124,6 +124,14 @@ pub(crate) fn resolve(
     if let (None, Some(delay)) = (registration.max_batch_delay, delay) {
         limits.max_batch_delay = delay;
     }
+    if scheduling.job_ticket && limits.autoscale && limits.min_workers == 0 {
+        return Err(ServingError::BadRegistration(
+            "`useJobTicket` takes a request only while a worker is idle, so a model without workers \
+             would never be loaded by its requests. Set `minWorkers` to 1, or leave one of \
+             `useJobTicket` and `autoscale` out"
+                .to_owned(),
+        ));
+    }
     let isolation = registration
         .isolation
         .or(yaml.worker_isolation)
