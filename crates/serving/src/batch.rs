@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ts_types::Gather;
 
-use crate::fit::Fit;
+use crate::fit::BatchCost;
 
 /// Share of a batch's fixed cost that a wait for company may take. A wait that nobody joins then
 /// costs less than a third of what it could have saved.
@@ -47,7 +47,7 @@ pub(crate) struct View {
     /// When the worker first saw something to take.
     pub(crate) seen_since: Instant,
     /// What a batch costs, if that is known.
-    pub(crate) fit: Option<Fit>,
+    pub(crate) fit: Option<BatchCost>,
     /// Now.
     pub(crate) now: Instant,
 }

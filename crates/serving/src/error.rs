@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ts_archive::ArchiveError;
-use ts_types::{Classify, ErrorClass, IdError, Invalid, ModelName, Subject, Version};
+use ts_types::{Classify, ErrorClass, IdError, InferRequest, Invalid, ModelName, Subject, Version};
 use ts_wire::frame::RunFailure;
 
 /// A failure of the core, as its caller may see it; causes hang below it and go to the log only.
@@ -198,6 +198,18 @@ pub enum ServingError {
         /// The model.
         model: ModelName,
     },
+}
+
+impl ServingError {
+    /// The error for a request that is not taken.
+    pub(crate) fn refused(request: &InferRequest, reason: Refusal, retry_after: Duration) -> Self {
+        Self::Refused {
+            model: request.model.clone(),
+            version: request.version.clone(),
+            reason,
+            retry_after,
+        }
+    }
 }
 
 /// Why a request was not taken. Clients see it in `x-refusal-reason`.

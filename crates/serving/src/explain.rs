@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use ts_types::Gather;
 
+use crate::fit::BatchCost;
+
 /// What `GET /models/{m}/batching` tells.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batching {
@@ -45,13 +47,4 @@ pub struct Batching {
     pub predicted_wait: Option<Duration>,
     /// Sequences under way, and sequences that wait for one to end.
     pub sequences: Option<(usize, usize)>,
-}
-
-/// A batch of `n` takes `per_batch + n * per_item`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BatchCost {
-    /// Microseconds whatever its size.
-    pub per_batch_micros: f64,
-    /// Microseconds of each item.
-    pub per_item_micros: f64,
 }

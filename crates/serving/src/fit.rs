@@ -14,16 +14,16 @@ const LIFE: Duration = Duration::from_secs(60);
 /// Least slope, so that a division by it is one.
 const LEAST_SLOPE_MICROS: f64 = 1e-3;
 
-/// The cost of a batch as a line over its size.
+/// A batch of `n` takes `per_batch + n * per_item`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Fit {
-    /// Microseconds of a batch whatever its size: b.
-    pub(crate) per_batch_micros: f64,
+pub struct BatchCost {
+    /// Microseconds whatever its size: b.
+    pub per_batch_micros: f64,
     /// Microseconds of each item: a.
-    pub(crate) per_item_micros: f64,
+    pub per_item_micros: f64,
 }
 
-impl Fit {
+impl BatchCost {
     /// How long a batch of `size` items runs.
     pub(crate) fn duration(self, size: usize) -> Duration {
         micros(self.per_batch_micros + self.per_item_micros * size as f64)
@@ -53,8 +53,8 @@ fn micros(value: f64) -> Duration {
 pub(crate) struct Samples {
     by_size: BTreeMap<usize, VecDeque<Sample>>,
     count: usize,
-    fit: Option<Fit>,
-    cost: Option<Fit>,
+    fit: Option<BatchCost>,
+    cost: Option<BatchCost>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -93,12 +93,12 @@ impl Samples {
 
     /// The line through them; `None` until batches of two sizes have run. It tells what belongs to a
     /// batch and what to its items.
-    pub(crate) fn fit(&self) -> Option<Fit> {
+    pub(crate) fn fit(&self) -> Option<BatchCost> {
         self.fit
     }
 
     /// What a batch will cost: that line, or what those of the one size that there was did.
-    pub(crate) fn cost(&self) -> Option<Fit> {
+    pub(crate) fn cost(&self) -> Option<BatchCost> {
         self.cost
     }
 
@@ -107,16 +107,16 @@ impl Samples {
         self.count
     }
 
-    fn mean(&self) -> Option<Fit> {
+    fn mean(&self) -> Option<BatchCost> {
         let (_, kept) = self.by_size.first_key_value()?;
         let total: f64 = kept.iter().map(|sample| sample.micros).sum();
-        Some(Fit {
+        Some(BatchCost {
             per_batch_micros: total / kept.len() as f64,
             per_item_micros: LEAST_SLOPE_MICROS,
         })
     }
 
-    fn least_squares(&self) -> Option<Fit> {
+    fn least_squares(&self) -> Option<BatchCost> {
         if self.by_size.len() < 2 {
             return None;
         }
@@ -134,7 +134,7 @@ impl Samples {
         let slope = (together / spread).max(LEAST_SLOPE_MICROS);
         let intercept = mean_took - slope * mean_size;
         if intercept >= 0.0 {
-            return Some(Fit {
+            return Some(BatchCost {
                 per_batch_micros: intercept,
                 per_item_micros: slope,
             });
@@ -142,7 +142,7 @@ impl Samples {
         // All of the cost lies in the items: the best line through the origin.
         let through_origin = points().map(|(size, took)| size * took).sum::<f64>()
             / points().map(|(size, _)| size * size).sum::<f64>();
-        Some(Fit {
+        Some(BatchCost {
             per_batch_micros: 0.0,
             per_item_micros: through_origin.max(LEAST_SLOPE_MICROS),
         })

@@ -56,11 +56,12 @@ impl InferenceService {
             {
                 return Err(refused(&request, reason));
             }
+            let headers = &spec.load.sequence_headers;
             let demand = admission::demand(
                 &mut request,
                 &spec.scheduling,
                 spec.client_timeout,
-                &self.core.config.sequence_headers,
+                headers,
                 arrived,
             );
             let limits = Limits::of(&demand, spec, arrived);
@@ -123,18 +124,13 @@ impl InferenceService {
 }
 
 fn refused(request: &InferRequest, reason: Refusal) -> ServingError {
-    let model = request.model.clone();
     if request.kind == RequestKind::Describe
         && matches!(reason, Refusal::NoWorker | Refusal::Quarantined)
     {
+        let model = request.model.clone();
         return ServingError::NoWorkerToDescribe { model };
     }
-    ServingError::Refused {
-        model,
-        version: request.version.clone(),
-        reason,
-        retry_after: Duration::ZERO,
-    }
+    ServingError::refused(request, reason, Duration::ZERO)
 }
 
 /// When a caller waits no longer.

@@ -164,12 +164,7 @@ impl Job {
 
     /// The error for a job that is not taken, or not run.
     pub(crate) fn refusal(&self, reason: Refusal, retry_after: Duration) -> ServingError {
-        ServingError::Refused {
-            model: self.request.model.clone(),
-            version: self.request.version.clone(),
-            reason,
-            retry_after,
-        }
+        ServingError::refused(&self.request, reason, retry_after)
     }
 
     /// Adds a header for the handler.

@@ -40,7 +40,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, ServingConfig};
 pub use error::{Refusal, ServingError, StartFailure};
-pub use explain::{BatchCost, Batching};
+pub use explain::Batching;
+pub use fit::BatchCost;
 pub use inference::{Answer, InferenceService, Parts};
 pub use management::{
     Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,

@@ -22,15 +22,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use ts_types::{LevelPolicy, ResourceDemand, SequencePolicy};
 
+use crate::Batching;
 use crate::batch::{BatchPolicy, Peaks, Why};
 use crate::error::{Refusal, ServingError};
-use crate::fit::{Fit, Samples};
+use crate::fit::{BatchCost, Samples};
 use crate::job::{Job, Place};
 use crate::queue::groups::Groups;
 pub(crate) use crate::queue::worker::{Batch, Running, Taken};
 use crate::resources::{Permit, Resources};
 use crate::sequence::{SequenceRefusal, Sequences};
-use crate::{BatchCost, Batching};
 
 /// Why a job was not taken; it comes back with the reason.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub(crate) struct Queue {
     /// Jobs still in the queue whose callers have left. Negative for a moment when a worker meets
     /// one before its caller has counted it.
     left: AtomicI64,
-    /// As in the state, for those who only want to know.
+    /// Set under the lock, read with or without it.
     closed: AtomicBool,
     resources: Arc<Resources>,
     /// What each batch needs of them while it runs.
@@ -85,7 +85,6 @@ struct State {
     permits: HashMap<u32, Weak<Permit>>,
     /// Sequences that one worker can keep.
     rows: usize,
-    closed: bool,
     /// Workers that wait for a job.
     idle: usize,
     /// What the worker that holds for company waits for.
@@ -124,7 +123,6 @@ impl Queue {
                 sequences: rules.sequences.map(Sequences::new),
                 permits: HashMap::new(),
                 rows: usize::MAX,
-                closed: false,
                 idle: 0,
                 hold: None,
                 running_batches: 0,
@@ -177,7 +175,7 @@ impl Queue {
         now: Instant,
         orphans: &mut Vec<Job>,
     ) -> Result<Wake, NotQueued> {
-        if state.closed {
+        if self.is_closed() {
             return Err(NotQueued::Closed(Box::new(job)));
         }
         self.expire(state, now, orphans);
@@ -370,8 +368,10 @@ impl Queue {
 
     /// Takes no more jobs; those that wait are still handed out.
     pub(crate) fn close(&self) {
-        self.state.lock().closed = true;
-        self.closed.store(true, Ordering::SeqCst);
+        {
+            let _decided_under_it = self.state.lock();
+            self.closed.store(true, Ordering::SeqCst);
+        }
         self.arrival.notify_all();
         self.company.notify_all();
     }
@@ -420,10 +420,7 @@ impl Queue {
             max_delay: state.rules.batch.delay,
             gather: state.rules.batch.gather,
             preferred_sizes: state.rules.batch.preferred.clone(),
-            cost: state.known_cost().map(|fit| BatchCost {
-                per_batch_micros: fit.per_batch_micros,
-                per_item_micros: fit.per_item_micros,
-            }),
+            cost: state.known_cost(),
             samples: state.samples.count(),
             target: state.peaks.target(state.running_jobs),
             cuts: cuts.map(|(why, count)| (why.as_str(), count)).collect(),
@@ -473,7 +470,7 @@ impl State {
     }
 
     /// What a batch costs, as far as that can be told of its size.
-    fn known_cost(&self) -> Option<Fit> {
+    fn known_cost(&self) -> Option<BatchCost> {
         let single = self.rules.batch.size == 1;
         self.samples
             .fit()

@@ -12,13 +12,13 @@ fn policy(size: usize, delay_ms: u64, gather: Gather) -> BatchPolicy {
 }
 
 /// A model for which company is worth a wait: 5 ms a batch, 0.3 ms an item.
-const COSTLY_BATCH: Fit = Fit {
+const COSTLY_BATCH: BatchCost = BatchCost {
     per_batch_micros: 5000.0,
     per_item_micros: 300.0,
 };
 
 /// A model for which it is not.
-const COSTLY_ITEMS: Fit = Fit {
+const COSTLY_ITEMS: BatchCost = BatchCost {
     per_batch_micros: 500.0,
     per_item_micros: 4000.0,
 };
@@ -247,7 +247,7 @@ proptest! {
             target,
             idle_since: ago(idle_ms),
             seen_since: ago(seen_ms),
-            fit: Some(Fit { per_batch_micros: per_batch, per_item_micros: per_item }),
+            fit: Some(BatchCost { per_batch_micros: per_batch, per_item_micros: per_item }),
             now,
         };
         match policy.cut(&seen) {
@@ -270,7 +270,7 @@ proptest! {
 fn a_wait_too_short_to_be_one_is_none() {
     let now = Instant::now();
     let fast = View {
-        fit: Some(Fit {
+        fit: Some(BatchCost {
             per_batch_micros: 800.0,
             per_item_micros: 10.0,
         }),

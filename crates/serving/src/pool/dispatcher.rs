@@ -256,9 +256,7 @@ impl Dispatcher {
                 status.pid = None;
             });
             // It may have put jobs back that no other worker is left for.
-            if let Some(reason) = self.slots.arrived() {
-                self.slots.refuse_waiting(reason);
-            }
+            self.slots.arrived();
         }
     }
 

@@ -282,7 +282,7 @@ impl Dispatcher {
         if self.spec.scheduling.sequences.is_none() {
             return;
         }
-        let name = &self.spec.surroundings.sequence_headers.end;
+        let name = &self.spec.load.sequence_headers.end;
         let named = |(key, _): &&(String, String)| key.eq_ignore_ascii_case(name);
         let ids = reply.headers.iter().filter(named);
         let ids = ids.flat_map(|(_, ids)| ids.split(';'));

@@ -30,7 +30,7 @@ use ts_types::{Isolation, ModelLimits, ModelName, Scheduling, Version};
 use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
 
 use crate::batch::BatchPolicy;
-use crate::config::{HostConfig, SequenceHeaders, ServingConfig};
+use crate::config::{HostConfig, ServingConfig};
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
 use crate::management::WorkerDescription;
@@ -62,7 +62,6 @@ pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
     pub(crate) handler_metrics: HandlerMetrics,
     pub(crate) resources: Arc<Resources>,
-    pub(crate) sequence_headers: SequenceHeaders,
     devices: Arc<Devices>,
     next_worker: AtomicU32,
     python: Mutex<Option<Result<PythonPlaces, PythonError>>>,
@@ -83,7 +82,6 @@ impl Surroundings {
             devices: Devices::new(hosts.devices.clone()),
             hosts,
             resources: Arc::new(Resources::new(&config.resources)),
-            sequence_headers: config.sequence_headers.clone(),
             handler_metrics: HandlerMetrics::new(),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),
@@ -263,9 +261,7 @@ impl Pool {
     /// A job is in the queue: starts a worker if the load asks for one, and answers all that wait
     /// if nobody will ever take them.
     pub(crate) fn arrived(&self) {
-        if let Some(reason) = self.slots.arrived() {
-            self.slots.refuse_waiting(reason);
-        }
+        self.slots.arrived();
     }
 
     /// Brings the number of slots into the bounds and returns what to await. Slots that were given

@@ -184,16 +184,22 @@ impl Slots {
         !state.draining && (state.ready() > 0 || loads())
     }
 
-    /// A job is in the queue: starts a worker if the load asks for one. Returns why nobody will
-    /// ever take the job, if so.
-    pub(crate) fn arrived(self: &Arc<Self>) -> Option<Refusal> {
-        let mut state = self.lock();
-        if self.autoscales() && !self.spec.queue.is_closed() {
-            self.grow(&mut state, Growth::at_arrival);
-        }
-        let refusal = self.refusal_in(&state)?;
+    /// A job is in the queue: starts a worker if the load asks for one, and answers all that wait
+    /// if nobody will ever take them.
+    pub(crate) fn arrived(self: &Arc<Self>) {
+        let refusal = {
+            let mut state = self.lock();
+            if self.autoscales() && !self.spec.queue.is_closed() {
+                self.grow(&mut state, Growth::at_arrival);
+            }
+            self.refusal_in(&state)
+        };
         // Of a closed queue the workers, no longer listed here, finish what it has.
-        (!self.spec.queue.is_closed()).then_some(refusal)
+        if let Some(reason) = refusal
+            && !self.spec.queue.is_closed()
+        {
+            self.refuse_waiting(reason);
+        }
     }
 
     /// A worker has cut a batch and is about to run it.
@@ -430,7 +436,7 @@ impl Slots {
     }
 
     /// Answers everything that waits: there is no worker to run it.
-    pub(crate) fn refuse_waiting(&self, reason: Refusal) {
+    fn refuse_waiting(&self, reason: Refusal) {
         let refusal = |job: &Job| job.refusal(reason, Duration::ZERO);
         self.spec.queue.fail_waiting(refusal);
     }

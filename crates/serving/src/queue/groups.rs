@@ -6,7 +6,7 @@ use std::time::Instant;
 use ts_types::{LevelPolicy, RequestKind, TimeoutAction};
 
 use crate::error::{Refusal, ServingError};
-use crate::fit::Fit;
+use crate::fit::BatchCost;
 use crate::job::Job;
 
 /// All groups that have a job.
@@ -52,7 +52,7 @@ pub(super) struct Knife<'q, C> {
     pub(super) count: usize,
     pub(super) now: Instant,
     /// What a batch costs, as far as that is known.
-    pub(super) cost: Option<Fit>,
+    pub(super) cost: Option<BatchCost>,
     /// Nothing runs: the first job is run even if it seems to be late, since only a batch that runs
     /// can tell that batches have become faster.
     pub(super) nothing_runs: bool,

@@ -174,7 +174,7 @@ impl Queue {
         idle_until: Option<Instant>,
         now: Instant,
     ) -> Option<Taken> {
-        if state.closed && state.is_empty() {
+        if self.is_closed() && state.is_empty() {
             // Others may wait for the same.
             self.arrival.notify_all();
             self.company.notify_all();
@@ -391,7 +391,7 @@ impl Queue {
                 orphans.append(&mut sequences.finished(&sequence.id, sequence.ends, now));
             }
         }
-        let more = state.idle > 0 && (state.closed || !running.sequences.is_empty());
+        let more = state.idle > 0 && (self.is_closed() || !running.sequences.is_empty());
         drop(state);
         self.refuse_orphans(orphans);
         if more {
