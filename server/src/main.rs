@@ -1,44 +1,7 @@
-//! The `torchserve` command.
-//!
-//! A request's way through the server, and where to read on:
-//!
-//! 1. [`listen`] binds the sockets; [`rest::serve`] takes requests off them, and [`rest::routes`]
-//!    has every path of every port in one table.
-//! 2. [`auth`] decides whether the route's action may be done; `rest/trace.rs` gives the request
-//!    its id, and counts and logs the response.
-//! 3. `rest/torchserve/` decodes the request ([`rest::body`]), calls one of the two services of
-//!    `ts-serving`, and encodes what comes back (`rest/respond.rs`).
-//! 4. A failure carries its class up to [`status`], the only file that knows status numbers.
-//!
-//! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models;
-//! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
-//! [`telemetry`] logs and measures; [`work_dir`] holds what is unpacked.
-
-mod app;
-mod auth;
-mod cli;
-mod launch;
-mod listen;
-mod rest;
-mod settings;
-mod shutdown;
-mod startup;
-mod status;
-mod telemetry;
-mod work_dir;
+//! The `torchserve` executable; all of it is in the library, where fuzzing can reach it too.
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 fn main() -> ExitCode {
-    // A host is this executable too, and nothing of a server may exist in it: no runtime, no
-    // threads, no log.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|argument| argument == "worker")
-    {
-        return ts_host::run();
-    }
-    launch::run(&cli::Options::parse())
+    ts_server::run()
 }
