@@ -1,9 +1,11 @@
 //! The command line: TorchServe's flags, with the rules of Python's `argparse`.
 
+use std::io::{self, Write as _};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
+use clap::{ArgAction, ArgGroup, CommandFactory as _, Parser, ValueEnum};
 
 /// What is done instead of starting or stopping a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -72,15 +74,15 @@ pub(crate) struct Options {
     pub(crate) foreground: bool,
 
     /// Neither write nor read snapshots
-    #[arg(long, alias = "ncs")]
+    #[arg(long, visible_alias = "ncs")]
     pub(crate) no_config_snapshots: bool,
 
     /// Java plugins of TorchServe; accepted and not loaded
-    #[arg(long, alias = "ppath", value_name = "PATH")]
+    #[arg(long, visible_alias = "ppath", value_name = "PATH")]
     pub(crate) plugins_path: Option<String>,
 
     /// Do not ask for tokens
-    #[arg(long, alias = "dt")]
+    #[arg(long, visible_alias = "dt")]
     pub(crate) disable_token_auth: bool,
 
     /// Allow registering and unregistering models over the API
@@ -98,6 +100,24 @@ pub(crate) struct Options {
     /// This process is the background server of a `--start` that has returned
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+}
+
+impl Options {
+    /// Reads the arguments of this process. What is printed instead ends it with the status that
+    /// comes back: 0 for help, 2 for wrong usage, with the usage on standard error as `argparse`
+    /// prints it.
+    pub(crate) fn of_process() -> Result<Self, ExitCode> {
+        Self::try_parse().map_err(|error| {
+            // Whoever closed the output does not want to know.
+            let _closed = error.print();
+            let told = error.to_string();
+            if error.use_stderr() && !told.contains("Usage:") {
+                let usage = Self::command().render_usage();
+                let _closed = writeln!(io::stderr(), "\n{usage}");
+            }
+            u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+        })
+    }
 }
 
 #[cfg(test)]

@@ -233,28 +233,25 @@ impl Reader<'_> {
         })
     }
 
+    /// Regular expressions between commas, each for the whole of a text in any letter case.
     fn patterns(&mut self, name: &'static str) -> RegexSet {
-        let written = self.written(name);
-        let whole = written
-            .text
-            .split(',')
-            .map(str::trim)
-            .filter(|pattern| !pattern.is_empty())
-            .map(|pattern| format!("^(?:{pattern})$"));
-        match RegexSetBuilder::new(whole).case_insensitive(true).build() {
-            Ok(set) => set,
-            Err(error) => {
-                self.fault(name, &written, error.to_string());
-                RegexSet::empty()
-            }
-        }
+        self.value(name, |text| {
+            let patterns = text.split(',').map(str::trim);
+            let patterns = patterns.filter(|pattern| !pattern.is_empty());
+            let whole: Vec<_> = patterns
+                .map(|pattern| compiled(pattern).map(|regex| regex.as_str().to_owned()))
+                .collect::<Result<_, _>>()?;
+            RegexSetBuilder::new(whole)
+                .case_insensitive(true)
+                .build()
+                .map_err(|error| error.to_string())
+        })
     }
 
     fn pattern(&mut self, name: &'static str) -> Option<Regex> {
         self.value(name, |text| {
             let pattern = Some(text).filter(|text| !text.is_empty());
-            let whole = pattern.map(|pattern| Regex::new(&format!("^(?:{pattern})$")));
-            whole.transpose().map_err(|error| error.to_string())
+            pattern.map(compiled).transpose()
         })
     }
 
@@ -411,6 +408,16 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         hosts,
         resources,
         sequence_headers,
+    })
+}
+
+/// The expression, for the whole of a text.
+fn compiled(pattern: &str) -> Result<Regex, String> {
+    Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+        // The words come last, below a drawing.
+        let words = error.to_string();
+        let words = words.rsplit("error: ").next().unwrap_or_default();
+        format!("`{pattern}` is not a regular expression: {}", words.trim())
     })
 }
 
