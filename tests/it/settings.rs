@@ -705,13 +705,7 @@ fn paths_with_blanks_and_odd_letters_work() {
         .env("TS_CONFIG_FILE", &config)
         .start();
     for name in ["m", "named"] {
-        server
-            .manage(
-                "PUT",
-                &format!("/models/{name}?min_worker=1&synchronous=true"),
-            )
-            .send()
-            .expect(200);
+        server.wait_ready(name);
         let answer = server
             .infer("POST", &format!("/predictions/{name}"))
             .body("x")
