@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use ts_serving::ModelOverrides;
 use ts_types::{DeviceType, ModelName, Version};
 
-use super::raw::nearest;
+use super::raw::did_you_mean;
 
 /// One model to load at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,10 +164,7 @@ pub(crate) fn unknown_keys(text: &str) -> impl Iterator<Item = String> {
                 if KEYS.contains(&key.as_str()) || IGNORED.contains(&key.as_str()) {
                     return None;
                 }
-                let meant = match nearest(&key, KEYS.iter().copied()) {
-                    Some(near) => format!(". Did you mean `{near}`?"),
-                    None => String::new(),
-                };
+                let meant = did_you_mean(&key, KEYS.iter().copied());
                 Some(format!("unknown key `{place}/{key}` is ignored{meant}"))
             })
         })

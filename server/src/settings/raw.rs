@@ -313,6 +313,14 @@ pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> O
         .map(|(_, candidate)| candidate)
 }
 
+/// The question that ends a warning about an unknown name, if a known one is near enough.
+pub(crate) fn did_you_mean<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> String {
+    match nearest(name, known) {
+        Some(near) => format!(". Did you mean `{near}`?"),
+        None => String::new(),
+    }
+}
+
 /// A value as written, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Written {
@@ -333,6 +341,10 @@ pub(crate) struct Raw {
     pub(crate) unknown: Vec<(String, String)>,
     /// Keys that the file has more than once: the name, where it is overruled, where by.
     pub(crate) repeated: Vec<(String, String, String)>,
+    /// Variables of keys that are not read, with the key that would have them read.
+    pub(crate) unread_variables: Vec<(String, &'static str)>,
+    /// Variables that look like those of keys.
+    pub(crate) unknown_variables: Vec<String>,
     /// Options that only Java would read and that are no keys.
     pub(crate) for_java: Vec<&'static str>,
     /// What is wrong with the sources themselves.
@@ -353,13 +365,22 @@ impl Raw {
             ));
         }
         for (name, origin) in &self.unknown {
-            let meant = match nearest(name, names()) {
-                Some(near) => format!(". Did you mean `{near}`?"),
-                None => String::new(),
-            };
+            let meant = did_you_mean(name, names());
             found.push(format!(
                 "unknown setting `{name}` ({origin}) is ignored{meant}"
             ));
+        }
+        for (variable, switch) in &self.unread_variables {
+            found.push(format!(
+                "variable `{variable}` is ignored: `{switch}` is not on in the configuration file"
+            ));
+        }
+        let replaceable = KEYS.iter().filter(|key| key.from_environment);
+        let variables: Vec<_> = replaceable.map(Key::variable).collect();
+        for variable in &self.unknown_variables {
+            let known = variables.iter().map(String::as_str);
+            let meant = did_you_mean(variable, known);
+            found.push(format!("unknown variable `{variable}` is ignored{meant}"));
         }
         found.extend(self.without_effect());
         if let Some(written) = self.values.get("models") {

@@ -6,9 +6,18 @@ use std::path::{Path, PathBuf};
 
 use config::{Config, ConfigError, Map, Source, Value};
 
-use super::raw::{DEFAULT, KEYS, Raw, Written, find};
+use super::raw::{DEFAULT, KEYS, Key, Raw, Written, find};
 use super::{SettingsError, properties};
 use crate::cli::Options;
+
+/// Variables that begin as those of keys do and mean something else (*torchserve-contract* 1.7).
+const OTHER_VARIABLES: &[&str] = &[
+    "TS_BENCHMARK",
+    "TS_CONFIG_FILE",
+    "TS_REQUEST_SEQUENCE_END",
+    "TS_REQUEST_SEQUENCE_ID",
+    "TS_REQUEST_SEQUENCE_START",
+];
 
 /// The process's environment, read once.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +35,18 @@ impl Environment {
     /// The value of a variable.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
+    }
+
+    /// Variables that look like those of keys and are none, sorted.
+    fn unknown_variables(&self) -> Vec<String> {
+        let known = |name: &str| {
+            let of_key = |key: &Key| key.from_environment && key.variable() == name;
+            OTHER_VARIABLES.contains(&name) || KEYS.iter().any(of_key)
+        };
+        let ours = self.0.keys().filter(|name| name.starts_with("TS_"));
+        let mut unknown: Vec<String> = ours.filter(|name| !known(name)).cloned().collect();
+        unknown.sort_unstable();
+        unknown
     }
 
     /// Where Python's `tempfile` would put files: the pid file lies there.
@@ -213,20 +234,25 @@ fn command_line(options: &Options) -> Layer {
     layer
 }
 
-fn environment_layer(environment: &Environment, file: &Layer) -> Layer {
+/// The variables that count; those that do not, and those that were meant to, go into `raw`.
+fn environment_layer(environment: &Environment, file: &Layer, raw: &mut Raw) -> Layer {
     let mut layer = Layer::default();
     let switched_on = file.is_on("enable_envvars_config");
     for key in KEYS.iter().filter(|key| key.from_environment) {
-        if !(switched_on || key.variable_always_counts()) {
-            continue;
-        }
-        if key.name == "allowed_urls" && !file.is_on("use_env_allowed_urls") {
-            continue;
-        }
         let variable = key.variable();
         let Some(value) = environment.get(&variable) else {
             continue;
         };
+        let guarded = key.name == "allowed_urls" && !file.is_on("use_env_allowed_urls");
+        if !key.variable_always_counts() && (!switched_on || guarded) {
+            let switch = if switched_on {
+                "use_env_allowed_urls"
+            } else {
+                "enable_envvars_config"
+            };
+            raw.unread_variables.push((variable, switch));
+            continue;
+        }
         // This one names a protocol instead of saying `true`.
         let value = match (key.name, value) {
             ("ts_open_inference_protocol", "oip") => "true",
@@ -234,6 +260,9 @@ fn environment_layer(environment: &Environment, file: &Layer) -> Layer {
             (_, value) => value,
         };
         layer.set(key.name, value, variable);
+    }
+    if switched_on {
+        raw.unknown_variables = environment.unknown_variables();
     }
     layer
 }
@@ -284,7 +313,7 @@ pub(crate) fn load(options: &Options, environment: &Environment) -> Raw {
         .add_source(defaults)
         .add_source(file.clone())
         .add_source(command_line(options))
-        .add_source(environment_layer(environment, &file))
+        .add_source(environment_layer(environment, &file, &mut raw))
         .build()
         .and_then(|config| config.collect());
     let layered = layered.unwrap_or_else(|error| {

@@ -175,6 +175,36 @@ fn two_variables_count_without_the_switch() {
     assert_eq!(text(&raw, "ts_open_inference_protocol"), "false");
 }
 
+/// CF-02: nobody is left wondering why a variable does nothing.
+#[test]
+fn variables_that_are_not_read_are_told_with_what_would_have_them_read() {
+    let variables = [
+        ("TS_JOB_QUEUE_SIZE", "7"),
+        ("TS_ALLOWED_URLS", "x"),
+        ("TS_JOB_QUE_SIZE", "7"),
+        ("TS_BENCHMARK", "1"),
+    ];
+    let warnings = loaded("", &[], variables).warnings();
+    assert_eq!(
+        warnings,
+        [
+            "variable `TS_JOB_QUEUE_SIZE` is ignored: `enable_envvars_config` is not on in the \
+             configuration file",
+            "variable `TS_ALLOWED_URLS` is ignored: `enable_envvars_config` is not on in the \
+             configuration file",
+        ]
+    );
+    let warnings = loaded("enable_envvars_config=true", &[], variables).warnings();
+    assert_eq!(
+        warnings,
+        [
+            "variable `TS_ALLOWED_URLS` is ignored: `use_env_allowed_urls` is not on in the \
+             configuration file",
+            "unknown variable `TS_JOB_QUE_SIZE` is ignored. Did you mean `TS_JOB_QUEUE_SIZE`?",
+        ]
+    );
+}
+
 /// The rules of Java's format, on the key that people got wrong.
 #[test]
 fn a_store_may_be_written_in_every_way_of_the_format_cf_03() {
