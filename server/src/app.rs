@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use crate::auth::{Guard, KEY_FILE, Tokens};
 use crate::cli::Options;
-use crate::listen::{Listeners, connection_limit};
+use crate::listen::{Listeners, Socket, connection_limit};
 use crate::rest::{self, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
@@ -67,9 +67,11 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         settings,
         temp_dir,
     } = plan;
-    tell_settings(options, raw, &settings, &temp_dir);
+    tell_settings(raw, &settings, &temp_dir);
     let mut signals = Signals::catch()?;
-    let listeners = Listeners::bind(&settings.http)?;
+    let mut listeners = Listeners::bind(&settings.http)?;
+    // They go when this function ends, however it ends.
+    let _socket_files = std::mem::take(&mut listeners.files);
     let exporter = Exporter::install()?;
     let work_dir = WorkDir::create(&temp_dir).with_context(|| {
         let shown = temp_dir.display();
@@ -80,11 +82,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         inference,
         management: Arc::clone(&management),
         guard: guard(&settings)?,
-        surfaces: listeners
-            .all
-            .iter()
-            .map(|l| (l.address, l.surface))
-            .collect(),
+        surfaces: listeners.surfaces(),
         limits: body::Limits {
             bytes: settings.http.max_request_bytes,
             parts: settings.http.max_request_parts,
@@ -110,8 +108,10 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     // Requests are answered from here on, so that probes see a living server however long an archive
     // takes; that it has started is said when its models are registered, as scripts expect. Their
     // workers may still be loading then.
+    let defaults = settings.default_versions();
+    let (models, store) = (settings.startup_models, settings.model_store);
     let starting = async {
-        startup::load(management, settings.startup_models, settings.model_store).await;
+        startup::load(management, models, store, defaults).await;
         if let Some(file) = &options.ready_file {
             whereabouts.tell(file)?;
         }
@@ -143,6 +143,7 @@ fn http_server(
     listeners: Listeners,
 ) -> anyhow::Result<actix_web::dev::Server> {
     let edge = edge.clone();
+    let surfaces = listeners.surfaces();
     let connections = connection_limit() / settings.http.threads;
     let mut server = HttpServer::new(move || {
         App::new()
@@ -157,12 +158,15 @@ fn http_server(
     // running requests for clients that are gone.)
     .h1_allow_half_closed(false)
     .shutdown_timeout(settings.drain_timeout.as_secs())
+    .on_connect(move |connection, marks| surfaces.mark(connection, marks))
     .disable_signals();
     for listener in listeners.all {
-        let address = listener.address;
-        server = server
-            .listen(listener.socket)
-            .with_context(|| format!("`{address}` cannot be served"))?;
+        let address = listener.address();
+        let served = match listener.socket {
+            Socket::Tcp(socket, _) => server.listen(socket),
+            Socket::Unix(socket, _) => server.listen_uds(socket),
+        };
+        server = served.with_context(|| format!("`{address}` cannot be served"))?;
     }
     Ok(server.run())
 }
@@ -196,12 +200,38 @@ fn cores(usable: usize) -> String {
 }
 
 /// What people look for first when something is not as they think it is.
-fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
+fn tell_settings(raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
     let current = std::env::current_dir().unwrap_or_default();
     tracing::info!("Torchserve version: {}", env!("CARGO_PKG_VERSION"));
     tracing::info!("Current directory: {}", current.display());
     tracing::info!("Temp directory: {}", temp_dir.display());
+    let file = raw
+        .file
+        .as_deref()
+        .map_or("none".into(), std::path::Path::to_string_lossy);
+    tracing::info!("Config file: {file}");
     tracing::info!("Number of CPUs: {}", cores(settings.hosts.cores));
+    tracing::info!("Number of GPUs: {}", settings.devices().len());
+    // What people who know TorchServe look for by these words; whatever else was set follows.
+    for (words, key) in [
+        ("Inference address", "inference_address"),
+        ("Management address", "management_address"),
+        ("Metrics address", "metrics_address"),
+        ("Model Store", "model_store"),
+        ("Workflow Store", "workflow_store"),
+        ("Initial Models", "load_models"),
+        ("Default workers per model", "default_workers_per_model"),
+        ("Allowed Urls", "allowed_urls"),
+        ("Maximum Request Size", "max_request_size"),
+        ("Maximum Response Size", "max_response_size"),
+        ("Python executable", "python"),
+    ] {
+        let text = raw
+            .values
+            .get(key)
+            .map_or("", |written| written.text.as_str());
+        tracing::info!("{words}: {}", if text.is_empty() { "unset" } else { text });
+    }
     for (name, text, origin) in raw.shown() {
         if origin == crate::settings::raw::DEFAULT {
             tracing::debug!("setting {name} = {text} ({origin})");
@@ -212,12 +242,6 @@ fn tell_settings(options: &Options, raw: &Raw, settings: &Settings, temp_dir: &s
     tracing::info!("devices: {:?}", settings.devices());
     for warning in raw.warnings() {
         tracing::warn!("{warning}");
-    }
-    if options.log_config.is_some() {
-        tracing::warn!(
-            "--log-config has no effect: log4j configurations are not evaluated. Use the setting \
-             `log_filter`"
-        );
     }
     if settings.any_url_allowed {
         tracing::warn!(

@@ -1,18 +1,19 @@
 //! Starting, in the foreground or the background, and stopping (*torchserve-contract* 1.2, 1.4,
 //! 1.5). The server in force is the one whose number stands in the pid file.
 
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{self, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
 
 use crate::app;
-use crate::cli::Options;
+use crate::cli::{Command, Options};
 use crate::settings::{
     Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
+    show,
 };
 
 /// How long `--stop --foreground` waits.
@@ -28,6 +29,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
             env!("CARGO_PKG_VERSION")
         ));
         ExitCode::SUCCESS
+    } else if options.command == Some(Command::Config) {
+        show_settings(options, &environment)
     } else if options.stop {
         stop(&pid_file, options.foreground)
     } else {
@@ -52,8 +55,13 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
             Recorded::Nothing { leftover: false } | Recorded::Stranger => {}
         }
     }
-    let (raw, settings, temp_dir) = match configure(options, environment) {
-        Ok(configured) => configured,
+    let Configured {
+        raw,
+        temp_dir,
+        settings,
+    } = configure(options, environment);
+    let settings = match settings {
+        Ok(settings) => settings,
         Err(faults) => {
             for fault in faults {
                 say(format_args!("{fault}"));
@@ -64,15 +72,11 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
     let serves_here = options.foreground || options.detached;
     let started = if serves_here {
         let recorded = if options.detached {
-            Ok(())
+            settle_in_background()
         } else {
-            pid_file.write(std::process::id())
+            pid_file.write(process::id())
         };
         recorded.and_then(|()| {
-            if options.detached {
-                // Its own session: it outlives the terminal that started it.
-                rustix::process::setsid()?;
-            }
             let ended = app::run(app::Plan {
                 options,
                 raw: &raw,
@@ -94,28 +98,15 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
     }
 }
 
-fn configure(
-    options: &Options,
-    environment: &Environment,
-) -> Result<(Raw, Settings, PathBuf), Vec<SettingsError>> {
-    let mut faults = Vec::new();
-    for (option, path) in [
-        ("log-config", &options.log_config),
-        ("cpp-log-config", &options.cpp_log_config),
-    ] {
-        if let Some(path) = path.as_ref().filter(|path| !path.is_file()) {
-            faults.push(SettingsError::Missing {
-                option,
-                what: "file",
-                path: path.display().to_string(),
-                origin: format!("--{option}"),
-            });
-        }
-    }
-    let temp_dir = environment.temp_dir().unwrap_or_else(|fault| {
-        faults.push(fault);
-        PathBuf::new()
-    });
+/// What was configured.
+struct Configured {
+    raw: Raw,
+    temp_dir: PathBuf,
+    /// What it means, or every fault.
+    settings: Result<Settings, Vec<SettingsError>>,
+}
+
+fn configure(options: &Options, environment: &Environment) -> Configured {
     let executable = match std::env::current_exe() {
         Ok(executable) => executable,
         // What the kernel calls it holds as long as the process does.
@@ -128,28 +119,61 @@ fn configure(
         visible_devices: environment.get(VISIBLE).map(str::to_owned),
         executable,
     };
-    let resolved = load(options, environment).and_then(|raw| {
-        let settings = resolve(&raw, &machine)?;
-        Ok((raw, settings))
+    let mut raw = load(options, environment);
+    let temp_dir = environment.temp_dir().unwrap_or_else(|fault| {
+        raw.faults.push(fault);
+        PathBuf::new()
     });
-    match resolved {
-        Ok((raw, settings)) if faults.is_empty() => Ok((raw, settings, temp_dir)),
-        Ok(_) => Err(faults),
-        Err(others) => {
-            faults.extend(others);
-            Err(faults)
-        }
+    let settings = resolve(&raw, &machine);
+    Configured {
+        raw,
+        temp_dir,
+        settings,
+    }
+}
+
+/// Prints the settings that a server would have.
+fn show_settings(options: &Options, environment: &Environment) -> ExitCode {
+    let Configured { raw, settings, .. } = configure(options, environment);
+    let faults = settings.err().unwrap_or_default();
+    if options.json {
+        say(format_args!("{:#}", show::json(&raw, &faults)));
+    } else {
+        say(format_args!("{}", show::text(&raw, &faults)));
+    }
+    if faults.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
 /// Starts this executable again as a server of its own, and comes back at once.
 fn detach(pid_file: &PidFile) -> anyhow::Result<()> {
-    let child = Command::new(std::env::current_exe()?)
+    let mut child = process::Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .arg("--detached")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .spawn()?;
-    pid_file.write(child.id())
+    let recorded = pid_file.write(child.id());
+    if recorded.is_err() {
+        // It could not be stopped by the command. It has not begun yet.
+        let _gone = child.kill();
+        let _reaped = child.wait();
+    }
+    // Closing the pipe lets it begin.
+    recorded
+}
+
+/// Waits until the command that started this server has written the pid file, so that a server that
+/// cannot start takes the file away after that and not before; and leaves the terminal.
+fn settle_in_background() -> anyhow::Result<()> {
+    let _ends_at_once = io::stdin().read_to_end(&mut Vec::new())?;
+    let nothing = fs_err::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    // Its own session: it outlives the terminal that started it.
+    rustix::process::setsid()?;
+    Ok(())
 }
 
 fn stop(pid_file: &PidFile, wait: bool) -> ExitCode {
@@ -163,9 +187,16 @@ fn stop(pid_file: &PidFile, wait: bool) -> ExitCode {
         ));
         return ExitCode::SUCCESS;
     };
-    if rustix::process::kill_process(pid, Signal::TERM).is_err() {
+    if let Err(error) = rustix::process::kill_process(pid, Signal::TERM) {
         say(format_args!("TorchServe already stopped."));
-        pid_file.remove();
+        if error == rustix::io::Errno::PERM {
+            let pid = pid.as_raw_nonzero();
+            hint(format_args!(
+                "process {pid} is a server of another user and goes on. That user can stop it"
+            ));
+        } else {
+            pid_file.remove();
+        }
         return ExitCode::SUCCESS;
     }
     // The tokens in it are worth nothing any more; that there are none is fine.
@@ -237,7 +268,7 @@ impl PidFile {
 
     /// Removes the file if it is about this process and not about one started since.
     fn remove_own(&self) {
-        let own = std::process::id().to_string();
+        let own = process::id().to_string();
         if fs_err::read_to_string(&self.0).is_ok_and(|text| text.trim() == own) {
             self.remove();
         }

@@ -29,8 +29,6 @@ mod work_dir;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 /// Runs the command that the process was started with.
 ///
 /// Its exit status is the contract's: 0, 1 for a server that cannot start, 2 for wrong usage.
@@ -43,5 +41,8 @@ pub fn run() -> ExitCode {
     {
         return ts_host::run();
     }
-    launch::run(&cli::Options::parse())
+    match cli::Options::of_process() {
+        Ok(options) => launch::run(&options),
+        Err(printed) => printed,
+    }
 }

@@ -4,16 +4,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ts_serving::{ManagementService, Registration};
-use ts_types::with_causes;
+use ts_types::{ModelName, Version, with_causes};
 
 use crate::settings::{StartupModel, StartupModels};
 
 /// Registers the models one after the other, in the order given. One that fails is told in the log
 /// and does not hold up the others.
+///
+/// Of several versions of one model the first is the default one, unless `defaults` has another.
 pub(crate) async fn load(
     management: Arc<ManagementService>,
     models: StartupModels,
     store: PathBuf,
+    defaults: Vec<(ModelName, Version)>,
 ) {
     let models = match models.resolve(&store) {
         Ok(models) => models,
@@ -22,6 +25,7 @@ pub(crate) async fn load(
             return;
         }
     };
+    let mut loaded = Vec::new();
     for StartupModel { name, url } in models {
         let registration = Registration {
             url: url.clone(),
@@ -33,10 +37,23 @@ pub(crate) async fn load(
             Ok(registered) => {
                 let (model, version) = (&registered.model, &registered.version);
                 tracing::info!("Model {model} loaded. version: {version}, url: {url}");
+                loaded.push((registered.model, registered.version));
             }
             Err(error) => {
                 tracing::error!("Failed to load model: {url}: {}", with_causes(&error));
             }
+        }
+    }
+    for (model, version) in defaults {
+        // Others of the `models` property are there for registrations to come.
+        if !loaded.iter().any(|(name, _)| *name == model) {
+            continue;
+        }
+        if let Err(error) = management.set_default(&model, &version) {
+            tracing::error!(
+                "`models` marks version {version} of {model} as the default one: {}",
+                with_causes(&error)
+            );
         }
     }
 }

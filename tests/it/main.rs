@@ -3,9 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
 
+mod addresses;
 mod archives;
 mod asynchronous;
 mod batching;
+mod command_line;
 mod continuous;
 mod hosts;
 mod management;

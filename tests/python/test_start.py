@@ -13,6 +13,7 @@ import pytest
 import requests
 from harness import (
     LIMIT,
+    ROOT,
     SERVER,
     archive,
     is_running,
@@ -343,6 +344,25 @@ def test_a_configuration_that_is_not_there_ends_the_start_cf_01(start, named_by)
     assert done.returncode == 1
     assert f"--ts-config file not found: {missing}" in done.stdout + done.stderr
     assert named_by in done.stdout + done.stderr
+
+
+def test_every_path_may_have_blanks_and_odd_letters_cf_10(start, tmp_path):
+    odd = tmp_path / "a b" / "ü#%"
+    (odd / "te mp").mkdir(parents=True)
+    (odd / "ven v").symlink_to(ROOT / ".venv")
+    server = start.make(
+        [f"python={odd}/ven v/bin/python", "load_models=my model.mar"],
+        folder=odd / "ser ver",
+        env={"TEMP": odd / "te mp"},
+    )
+    server.config_file = server.config_file.rename(odd / "my config.properties")
+    server.config_file.write_text(
+        server.config_file.read_text() + "default_workers_per_model=1\n", encoding="utf-8"
+    )
+    pack(server.folder, "m", "a").rename(server.store / "my model.mar")
+    server.start()
+    models_when_loaded(server, ["m"])
+    assert server.predict("m", b"x").text == "a m"
 
 
 def test_a_signal_lets_running_requests_finish(start):

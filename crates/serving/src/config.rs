@@ -76,6 +76,8 @@ pub struct ModelOverrides {
     pub device_type: Option<DeviceType>,
     /// `deviceIds`.
     pub device_ids: Option<Vec<u32>>,
+    /// `defaultVersion`: of the versions loaded at start, this one answers requests that name none.
+    pub default_version: bool,
 }
 
 /// How hosts are made, and what their workers are told.

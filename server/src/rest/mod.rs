@@ -9,7 +9,6 @@ pub(crate) mod routes;
 mod torchserve;
 mod trace;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use actix_web::http::header::AUTHORIZATION;
@@ -23,6 +22,7 @@ pub(crate) use routes::Surface;
 pub(crate) use trace::Traffic;
 
 use crate::auth::Guard;
+use crate::listen::Surfaces;
 use crate::telemetry::Exporter;
 
 /// What endpoints work with; one for all threads.
@@ -34,7 +34,7 @@ pub(crate) struct Edge {
     /// Decides what may be done.
     pub(crate) guard: Guard,
     /// Which APIs each listener serves.
-    pub(crate) surfaces: Vec<(SocketAddr, Surface)>,
+    pub(crate) surfaces: Surfaces,
     /// Limits on bodies.
     pub(crate) limits: body::Limits,
     /// Counts and marks responses.
@@ -44,9 +44,9 @@ pub(crate) struct Edge {
 }
 
 impl Edge {
-    fn surface(&self, address: SocketAddr) -> Surface {
-        let found = self.surfaces.iter().find(|(bound, _)| *bound == address);
-        found.map_or(Surface::NONE, |(_, surface)| *surface)
+    fn surface(&self, request: &HttpRequest) -> Surface {
+        let marked = request.conn_data::<Surface>().copied();
+        marked.unwrap_or_else(|| self.surfaces.of_tcp(request.app_config().local_addr()))
     }
 }
 
@@ -77,7 +77,7 @@ async fn answer(
         .map_err(|_| RestError::PathNotText {
             path: encoded.to_owned(),
         })?;
-    let surface = edge.surface(request.app_config().local_addr());
+    let surface = edge.surface(request);
     let route = routes::find(surface, request.method(), &path)?;
     let authorization = || {
         request

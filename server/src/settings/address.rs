@@ -1,63 +1,129 @@
 //! The syntax of listener addresses (*torchserve-contract* 2.4).
 
 use std::fmt;
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
+
+/// Bytes that the path of a unix socket may have; the system keeps one more for its end.
+const MAX_SOCKET_PATH: usize = 107;
 
 /// Where a listener binds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
-    /// Name or IPv4 address.
-    pub(crate) host: String,
-    /// Port; 0 takes a free one.
-    pub(crate) port: u16,
+pub(crate) enum Address {
+    /// A port of the network.
+    Tcp {
+        /// A name, an IPv4 address, or an IPv6 address without its brackets, perhaps with a zone.
+        host: String,
+        /// 0 takes a free one.
+        port: u16,
+    },
+    /// A socket in the file system.
+    Unix(PathBuf),
 }
 
 impl Address {
-    /// Reads `http://host[:port]`.
+    /// Reads `http://host[:port]` or `unix:/path`.
     ///
     /// # Errors
-    /// TorchServe's words for a malformed one, ours for a kind that is not served yet.
+    /// TorchServe's words for a malformed one, ours for what is not served or cannot be.
     pub(crate) fn parse(text: &str, default_port: u16) -> Result<Self, String> {
-        if text.starts_with("https://") {
-            return Err(format!(
-                "TLS is not served yet, `{text}` needs it. Use `http://`"
-            ));
-        }
-        if text.starts_with("unix:") {
-            return Err(format!(
-                "unix sockets are not served yet, `{text}` is one. Use `http://`"
-            ));
-        }
         let invalid = || format!("Invalid binding address: {text}");
-        let rest = text.strip_prefix("http://").ok_or_else(invalid)?;
-        let (host, port) = match rest.rsplit_once(':') {
-            None => (rest, default_port),
-            Some((host, port)) => {
-                let number = port.parse().ok().filter(|number| *number < u16::MAX);
-                (
-                    host,
-                    number.ok_or_else(|| format!("Invalid port number: {text}"))?,
-                )
+        let (scheme, rest) = text.split_once(':').ok_or_else(invalid)?;
+        match scheme.to_ascii_lowercase().as_str() {
+            "http" => {
+                let authority = rest.strip_prefix("//").ok_or_else(invalid)?;
+                Self::parse_authority(text, authority, default_port)
+            }
+            "https" => Err(format!(
+                "TLS is not served yet, `{text}` needs it. Use `http://`"
+            )),
+            "unix" => Self::parse_path(text, rest),
+            _ => Err(invalid()),
+        }
+    }
+
+    fn parse_authority(text: &str, authority: &str, default_port: u16) -> Result<Self, String> {
+        let invalid = || format!("Invalid binding address: {text}");
+        let (host, port) = match authority.strip_prefix('[') {
+            Some(literal) => {
+                let (literal, port) = literal.split_once(']').ok_or_else(invalid)?;
+                (ipv6(literal).ok_or_else(invalid)?, port)
+            }
+            None => {
+                let end = authority.find(':').unwrap_or(authority.len());
+                let (host, port) = authority.split_at(end);
+                let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+                if host.is_empty() || !host.chars().all(plain) {
+                    return Err(invalid());
+                }
+                (host.to_owned(), port)
             }
         };
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-        if host.is_empty() || !host.chars().all(plain) {
-            return Err(invalid());
+        let port = match port.strip_prefix(':') {
+            None if port.is_empty() => default_port,
+            None => return Err(invalid()),
+            Some(port) => port
+                .parse()
+                .ok()
+                .filter(|number| *number < u16::MAX)
+                .ok_or_else(|| format!("Invalid port number: {text}"))?,
+        };
+        Ok(Self::Tcp { host, port })
+    }
+
+    fn parse_path(text: &str, path: &str) -> Result<Self, String> {
+        if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
+            return Err(format!(
+                "Invalid binding address: {text}. A unix socket is written as `unix:/folder/name`"
+            ));
         }
-        Ok(Self {
-            host: host.to_owned(),
-            port,
-        })
+        if path.len() > MAX_SOCKET_PATH {
+            return Err(format!(
+                "the path in `{text}` has {} bytes, that of a unix socket may have \
+                 {MAX_SOCKET_PATH}. Use a shorter one",
+                path.len()
+            ));
+        }
+        // Doubled slashes and the like do not make two sockets of one.
+        Ok(Self::Unix(Path::new(path).components().collect()))
     }
 
     /// Whether other machines may reach it.
     pub(crate) fn is_wildcard(&self) -> bool {
-        self.host == "0.0.0.0"
+        matches!(self, Self::Tcp { host, .. } if host == "0.0.0.0" || host == "::")
+    }
+
+    /// Whether binding it twice would fail: a port of 0 is another one each time.
+    pub(crate) fn is_one_place(&self) -> bool {
+        !matches!(self, Self::Tcp { port: 0, .. })
+    }
+}
+
+/// The address without its brackets in its usual form, with its zone, which is written after `%`
+/// or, as in URLs, after `%25`.
+fn ipv6(literal: &str) -> Option<String> {
+    let (address, zone) = match literal.split_once('%') {
+        None => (literal, None),
+        Some((address, zone)) => (address, Some(zone.strip_prefix("25").unwrap_or(zone))),
+    };
+    let address: Ipv6Addr = address.parse().ok()?;
+    match zone {
+        None => Some(address.to_string()),
+        Some(zone) => {
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            let usable = !zone.is_empty() && zone.chars().all(plain);
+            usable.then(|| format!("{address}%{zone}"))
+        }
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "http://{}:{}", self.host, self.port)
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(out, "http://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(out, "http://{host}:{port}"),
+            Self::Unix(path) => write!(out, "unix:{}", path.display()),
+        }
     }
 }
 
@@ -65,12 +131,68 @@ impl fmt::Display for Address {
 mod tests {
     use super::*;
 
+    fn tcp(host: &str, port: u16) -> Address {
+        let host = host.to_owned();
+        Address::Tcp { host, port }
+    }
+
     #[test]
     fn ports_are_read_or_taken_from_the_default() {
         let parsed = Address::parse("http://0.0.0.0", 80).unwrap();
-        assert_eq!((parsed.host.as_str(), parsed.port), ("0.0.0.0", 80));
+        assert_eq!(parsed, tcp("0.0.0.0", 80));
         assert!(parsed.is_wildcard());
-        assert_eq!(Address::parse("http://localhost:0", 80).unwrap().port, 0);
+        assert_eq!(
+            Address::parse("HTTP://localhost:0", 80),
+            Ok(tcp("localhost", 0))
+        );
+    }
+
+    /// CF-13.
+    #[test]
+    fn addresses_of_ipv6_stand_in_brackets() {
+        for (text, host, port, shown) in [
+            ("http://[::1]:8080", "::1", 8080, "http://[::1]:8080"),
+            ("http://[::]", "::", 80, "http://[::]:80"),
+            ("http://[0:0::1]:1", "::1", 1, "http://[::1]:1"),
+            (
+                "http://[fe80::1%eth0]:1",
+                "fe80::1%eth0",
+                1,
+                "http://[fe80::1%eth0]:1",
+            ),
+            (
+                "http://[fe80::1%25eth0]:1",
+                "fe80::1%eth0",
+                1,
+                "http://[fe80::1%eth0]:1",
+            ),
+        ] {
+            let parsed = Address::parse(text, 80).unwrap();
+            assert_eq!(parsed, tcp(host, port), "{text}");
+            assert_eq!(parsed.to_string(), shown);
+        }
+        assert!(Address::parse("http://[::]", 80).unwrap().is_wildcard());
+    }
+
+    #[test]
+    fn a_unix_socket_has_an_absolute_path_that_the_system_can_hold() {
+        let socket = |path: &str| Ok(Address::Unix(path.into()));
+        assert_eq!(Address::parse("unix:/tmp/a b", 80), socket("/tmp/a b"));
+        assert_eq!(Address::parse("unix:///tmp//s", 80), socket("/tmp/s"));
+        let longest = format!("/{}", "x".repeat(106));
+        assert_eq!(
+            Address::parse(&format!("unix:{longest}"), 80),
+            socket(&longest)
+        );
+        let error = Address::parse(&format!("unix:{longest}x"), 80).unwrap_err();
+        assert!(
+            error.contains("108 bytes") && error.contains("107"),
+            "{error}"
+        );
+        for bad in ["unix:", "unix:s", "unix:/", "unix:/tmp/", "unix:/a\0b"] {
+            let error = Address::parse(bad, 80).unwrap_err();
+            assert!(error.starts_with("Invalid binding address: "), "{error}");
+        }
     }
 
     #[test]
@@ -78,32 +200,47 @@ mod tests {
         for bad in [
             "127.0.0.1:8080",
             "http://",
-            "http://h:1/",
-            "http://[::1]:80",
+            "http:",
+            "http://h/",
+            "http://::1",
+            "http://::1:80",
+            "http://[::1",
+            "http://[::1]80",
+            "http://[]:80",
+            "http://[h]:80",
+            "http://[::1%]:80",
+            "http://[::1%a/b]:80",
             "ftp://h",
+            "",
         ] {
-            let error = Address::parse(bad, 80).unwrap_err();
-            assert!(error.starts_with("Invalid "), "{bad}: {error}");
+            assert_eq!(
+                Address::parse(bad, 80).unwrap_err(),
+                format!("Invalid binding address: {bad}")
+            );
         }
-        for bad in ["http://h:65535", "http://h:-1", "http://h:x", "http://h:"] {
+        for bad in [
+            "http://h:65535",
+            "http://h:-1",
+            "http://h:x",
+            "http://h:",
+            "http://h:1/",
+            "http://[::1]:65536",
+        ] {
             assert_eq!(
                 Address::parse(bad, 80).unwrap_err(),
                 format!("Invalid port number: {bad}")
             );
         }
+        let error = Address::parse("https://h:1", 80).unwrap_err();
+        assert!(error.contains("TLS"), "{error}");
     }
 
-    #[test]
-    fn kinds_not_served_yet_are_named() {
-        assert!(
-            Address::parse("https://h:1", 80)
-                .unwrap_err()
-                .contains("TLS")
-        );
-        assert!(
-            Address::parse("unix:/tmp/s", 80)
-                .unwrap_err()
-                .contains("unix")
-        );
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_and_reads_as_it_is_shown(text in "(http://|unix:|HTTP:|)\\PC{0,20}") {
+            if let Ok(address) = Address::parse(&text, 80) {
+                proptest::prop_assert_eq!(Address::parse(&address.to_string(), 81), Ok(address));
+            }
+        }
     }
 }

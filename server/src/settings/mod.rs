@@ -9,6 +9,7 @@ pub(crate) mod raw;
 #[cfg(test)]
 mod reference;
 mod resolve;
+pub(crate) mod show;
 mod sources;
 
 pub(crate) use address::Address;
@@ -36,11 +37,19 @@ pub(crate) enum SettingsError {
         /// The reader's words.
         reason: String,
     },
+    /// A line of it that is none of the format's.
+    #[error("Invalid configuration: {reason} ({origin})")]
+    Malformed {
+        /// The reader's words.
+        reason: String,
+        /// Where it stands.
+        origin: String,
+    },
     /// No store is named anywhere.
     #[error("Missing mandatory parameter --model-store")]
     NoModelStore,
     /// A folder or file that is not there.
-    #[error("--{option} {what} not found: {path}{}", from_origin(.origin))]
+    #[error("--{option} {what} not found: {path}{}{}", from_origin(.origin), as_it_is(.path))]
     Missing {
         /// The option that could have named it.
         option: &'static str,
@@ -62,7 +71,7 @@ pub(crate) enum SettingsError {
         origin: String,
     },
     /// A value that is not of its key's type, or out of bounds.
-    #[error("Invalid configuration: {key}: {reason} ({origin})")]
+    #[error("Invalid configuration: {key}: {reason} ({origin}){hint}")]
     Value {
         /// The key.
         key: &'static str,
@@ -70,6 +79,8 @@ pub(crate) enum SettingsError {
         reason: String,
         /// Where it stands.
         origin: String,
+        /// What may have been meant, as a sentence after it; or nothing.
+        hint: String,
     },
     /// The folder for temporary files does not exist.
     #[error("Invalid temp directory: {path}, please check TEMP environment variable.")]
@@ -83,6 +94,16 @@ fn from(variable: &Option<&'static str>) -> String {
     variable
         .map(|name| format!(" (from {name})"))
         .unwrap_or_default()
+}
+
+/// What a path cannot show by itself: the format keeps quotes and blanks at the end.
+fn as_it_is(path: &str) -> String {
+    let odd = |c: char| c.is_whitespace() || matches!(c, '"' | '\'');
+    if path.starts_with(odd) || path.ends_with(odd) {
+        format!(". Quotes and blanks around it belong to it: [{path}]")
+    } else {
+        String::new()
+    }
 }
 
 fn from_origin(origin: &str) -> String {

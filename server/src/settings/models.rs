@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde_json::{Map, Value};
 use ts_serving::ModelOverrides;
 use ts_types::{DeviceType, ModelName, Version};
+
+use super::raw::did_you_mean;
 
 /// One model to load at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,50 +92,213 @@ impl StartupModel {
     }
 }
 
-/// The keys of one version in the `models` property. Others are accepted and ignored, as
-/// TorchServe does.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct VersionSettings {
-    min_workers: Option<usize>,
-    max_workers: Option<usize>,
-    batch_size: Option<usize>,
-    max_batch_delay: Option<u64>,
-    response_timeout: Option<u64>,
-    startup_timeout: Option<u64>,
-    device_type: Option<DeviceType>,
-    device_ids: Option<Vec<u32>>,
-}
-
 /// Overrides by model and version.
 pub(crate) type PerModel = HashMap<ModelName, HashMap<Version, ModelOverrides>>;
+
+/// The keys of one version in the `models` property.
+const KEYS: &[&str] = &[
+    "minWorkers",
+    "maxWorkers",
+    "batchSize",
+    "maxBatchDelay",
+    "responseTimeout",
+    "startupTimeout",
+    "deviceType",
+    "deviceIds",
+    "defaultVersion",
+];
+
+/// Those that TorchServe writes there too, or accepts, and that say nothing here.
+const IGNORED: &[&str] = &["marName", "runtimeType", "parallelLevel", "parallelType"];
+
+/// Greatest number of workers, and of anything that is counted in thousandths of a second.
+const MOST_WORKERS: u64 = 4096;
+const MOST_SECONDS: u64 = 2_147_483;
+const MOST_MILLISECONDS: u64 = MOST_SECONDS * 1000;
+const LARGEST_BATCH: u64 = 1_000_000;
 
 /// Reads the `models` property.
 ///
 /// # Errors
-/// The JSON reader's words, which name line and column.
-pub(crate) fn parse_overrides(text: &str) -> Result<PerModel, String> {
+/// Every fault, each with its place as `model/version/key`.
+pub(crate) fn parse_overrides(text: &str) -> Result<PerModel, Vec<String>> {
     if text.trim().is_empty() {
         return Ok(PerModel::new());
     }
-    let read: HashMap<ModelName, HashMap<Version, VersionSettings>> =
-        serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let above_zero = |value: Option<u64>| value.filter(|value| *value > 0);
-    let overrides = |settings: VersionSettings| ModelOverrides {
-        min_workers: settings.min_workers,
-        max_workers: settings.max_workers,
-        batch_size: settings.batch_size.filter(|size| *size > 0),
-        max_batch_delay: settings.max_batch_delay.map(Duration::from_millis),
-        response_timeout: above_zero(settings.response_timeout).map(Duration::from_secs),
-        startup_timeout: above_zero(settings.startup_timeout).map(Duration::from_secs),
-        device_type: settings.device_type,
-        device_ids: settings.device_ids,
-    };
-    let of_version = |(version, settings)| (version, overrides(settings));
-    Ok(read
-        .into_iter()
-        .map(|(model, versions)| (model, versions.into_iter().map(of_version).collect()))
-        .collect())
+    let value = serde_json::from_str(text).map_err(|error| vec![not_json(text, &error)])?;
+    let mut reader = Reader::default();
+    let mut models = PerModel::new();
+    for (name, value) in reader.object("", value) {
+        let model = reader.known(&name, ModelName::new(name.as_str()));
+        let mut versions = HashMap::new();
+        for (number, value) in reader.object(&name, value) {
+            let place = format!("{name}/{number}");
+            let version = reader.known(&place, Version::new(number.as_str()));
+            let fields = reader.object(&place, value);
+            let overrides = reader.overrides(&place, &fields);
+            versions.extend(version.map(|version| (version, overrides)));
+        }
+        let defaults = versions.values().filter(|one| one.default_version);
+        if defaults.count() > 1 {
+            let fault = format!("{name}: more than one version has `defaultVersion`");
+            reader.faults.push(fault);
+        }
+        models.extend(model.map(|model| (model, versions)));
+    }
+    if reader.faults.is_empty() {
+        Ok(models)
+    } else {
+        Err(reader.faults)
+    }
+}
+
+/// The keys of versions that nothing knows, one text for each.
+pub(crate) fn unknown_keys(text: &str) -> impl Iterator<Item = String> {
+    let models: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
+    models.into_iter().flat_map(|(model, versions)| {
+        let versions = versions.as_object().cloned().unwrap_or_default();
+        versions.into_iter().flat_map(move |(version, fields)| {
+            let fields = fields.as_object().cloned().unwrap_or_default();
+            let place = format!("{model}/{version}");
+            fields.into_iter().filter_map(move |(key, _)| {
+                if KEYS.contains(&key.as_str()) || IGNORED.contains(&key.as_str()) {
+                    return None;
+                }
+                let meant = did_you_mean(&key, KEYS.iter().copied());
+                Some(format!("unknown key `{place}/{key}` is ignored{meant}"))
+            })
+        })
+    })
+}
+
+/// Where the text ceases to be JSON: the file's lines are one by now, so only what stands before
+/// the place helps to find it.
+fn not_json(text: &str, error: &serde_json::Error) -> String {
+    let words = error.to_string();
+    let words = words.split(" at line ").next().unwrap_or_default();
+    let line = text.lines().nth(error.line().saturating_sub(1));
+    let before = line
+        .and_then(|line| line.get(..error.column()))
+        .unwrap_or("");
+    let skipped = before.chars().count().saturating_sub(30);
+    let end: String = before.chars().skip(skipped).collect();
+    format!("not JSON: {words} at the end of `{end}`")
+}
+
+/// Takes values out of the property and keeps the faults.
+#[derive(Default)]
+struct Reader {
+    faults: Vec<String>,
+}
+
+impl Reader {
+    fn fault(&mut self, place: &str, is: &Value, not: &str) {
+        let separator = if place.is_empty() { "" } else { ": " };
+        self.faults
+            .push(format!("{place}{separator}`{is}` is not {not}"));
+    }
+
+    fn object(&mut self, place: &str, value: Value) -> Map<String, Value> {
+        match value {
+            Value::Object(map) => map,
+            other => {
+                self.fault(place, &other, "a JSON object");
+                Map::new()
+            }
+        }
+    }
+
+    fn known<T, E: std::fmt::Display>(&mut self, place: &str, name: Result<T, E>) -> Option<T> {
+        let told = name.map_err(|error| self.faults.push(format!("{place}: {error}")));
+        told.ok()
+    }
+
+    /// A field that is neither absent nor null.
+    fn field<T>(
+        &mut self,
+        place: &str,
+        fields: &Map<String, Value>,
+        key: &str,
+        kind: &str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = fields.get(key).filter(|value| !value.is_null())?;
+        let field = read(value);
+        if field.is_none() {
+            self.fault(&format!("{place}/{key}"), value, kind);
+        }
+        field
+    }
+
+    fn whole(
+        &mut self,
+        place: &str,
+        fields: &Map<String, Value>,
+        key: &str,
+        most: u64,
+    ) -> Option<u64> {
+        let kind = format!("a whole number from 0 to {most}");
+        self.field(place, fields, key, &kind, |value| {
+            // TorchServe's reader takes numbers in quotes too.
+            let number = match value {
+                Value::String(text) => text.parse().ok(),
+                other => other.as_u64(),
+            };
+            number.filter(|number| *number <= most)
+        })
+    }
+
+    fn overrides(&mut self, place: &str, fields: &Map<String, Value>) -> ModelOverrides {
+        let count = |number: Option<u64>| number.and_then(|number| usize::try_from(number).ok());
+        let above_zero = |number: Option<u64>| number.filter(|number| *number > 0);
+        let min_workers = count(self.whole(place, fields, "minWorkers", MOST_WORKERS));
+        let max_workers = count(self.whole(place, fields, "maxWorkers", MOST_WORKERS));
+        if let (Some(min), Some(max)) = (min_workers, max_workers)
+            && min > max
+        {
+            self.faults.push(format!(
+                "{place}: `minWorkers` is {min} and `maxWorkers` only {max}"
+            ));
+        }
+        let seconds = |number: Option<u64>| above_zero(number).map(Duration::from_secs);
+        ModelOverrides {
+            min_workers,
+            max_workers,
+            batch_size: count(above_zero(self.whole(
+                place,
+                fields,
+                "batchSize",
+                LARGEST_BATCH,
+            ))),
+            max_batch_delay: self
+                .whole(place, fields, "maxBatchDelay", MOST_MILLISECONDS)
+                .map(Duration::from_millis),
+            response_timeout: seconds(self.whole(place, fields, "responseTimeout", MOST_SECONDS)),
+            startup_timeout: seconds(self.whole(place, fields, "startupTimeout", MOST_SECONDS)),
+            device_type: self.field(place, fields, "deviceType", "`cpu` or `gpu`", |value| {
+                serde_json::from_value::<DeviceType>(value.clone()).ok()
+            }),
+            device_ids: self.field(
+                place,
+                fields,
+                "deviceIds",
+                "a list of device ids",
+                |value| serde_json::from_value(value.clone()).ok(),
+            ),
+            default_version: self
+                .field(
+                    place,
+                    fields,
+                    "defaultVersion",
+                    "`true` or `false`",
+                    |value| match value {
+                        Value::String(text) => bool::from_str(text).ok(),
+                        other => other.as_bool(),
+                    },
+                )
+                .unwrap_or(false),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -183,11 +349,13 @@ mod tests {
     fn overrides_are_read_and_zero_means_unset() {
         let text = r#"{"noop": {"1.0": {"minWorkers": 1, "batchSize": 0, "maxBatchDelay": 5,
             "responseTimeout": 0, "defaultVersion": true, "marName": "noop.mar"}}}"#;
+        assert_eq!(unknown_keys(text).count(), 0);
         let read = parse_overrides(text).unwrap();
         let one = &read[&ModelName::new("noop").unwrap()][&Version::new("1.0").unwrap()];
         let expected = ModelOverrides {
             min_workers: Some(1),
             max_batch_delay: Some(Duration::from_millis(5)),
+            default_version: true,
             ..ModelOverrides::default()
         };
         assert_eq!(*one, expected);
@@ -198,13 +366,61 @@ mod tests {
             (one.device_type, one.device_ids.as_deref()),
             (Some(DeviceType::Gpu), Some(&[1, 0][..]))
         );
-        for refused in [
-            r#""minWorkers": -1"#,
-            r#""deviceIds": [-1]"#,
-            r#""deviceType": "neuron""#,
+    }
+
+    #[test]
+    fn every_fault_is_told_with_its_place() {
+        let text = r#"{"noop": {"1.0": {"minWorkers": -1, "deviceIds": [-1], "deviceType": "neuron",
+            "batchSize": "many", "maxWorkers": "2", "defaultVersion": true},
+            "2.0": {"minWorkers": 2, "maxWorkers": 1, "defaultVersion": true}, "3.0": 4},
+            "a/b": {}, "c": {"..": {}}}"#;
+        let faults = parse_overrides(text).unwrap_err();
+        for told in [
+            "noop/1.0/minWorkers: `-1` is not a whole number from 0 to 4096",
+            "noop/1.0/deviceIds: `[-1]` is not a list of device ids",
+            r#"noop/1.0/deviceType: `"neuron"` is not `cpu` or `gpu`"#,
+            r#"noop/1.0/batchSize: `"many"` is not a whole number from 0 to 1000000"#,
+            "noop/2.0: `minWorkers` is 2 and `maxWorkers` only 1",
+            "noop/3.0: `4` is not a JSON object",
+            "noop: more than one version has `defaultVersion`",
         ] {
-            let text = format!(r#"{{"noop": {{"1.0": {{{refused}}}}}}}"#);
-            assert!(parse_overrides(&text).is_err(), "{refused}");
+            assert!(
+                faults.iter().any(|fault| fault == told),
+                "{told}: {faults:#?}"
+            );
+        }
+        assert_eq!(faults.len(), 9, "{faults:#?}");
+    }
+
+    #[test]
+    fn text_that_is_no_json_is_told_by_what_stands_before() {
+        let text = r#"{"noop": {"1.0": {"batchSize": 4 "maxWorkers": 1}}}"#;
+        let faults = parse_overrides(text).unwrap_err();
+        assert!(faults[0].starts_with("not JSON: "), "{faults:?}");
+        assert!(faults[0].ends_with(r#""batchSize": 4 "`"#), "{faults:?}");
+        let faults = parse_overrides("[]").unwrap_err();
+        assert_eq!(faults, ["`[]` is not a JSON object"]);
+    }
+
+    #[test]
+    fn an_unknown_key_is_told_with_the_nearest() {
+        let text = r#"{"noop": {"1.0": {"minWorker": 1, "zzz": 1, "marName": "x"}}}"#;
+        let told: Vec<_> = unknown_keys(text).collect();
+        assert_eq!(
+            told,
+            [
+                "unknown key `noop/1.0/minWorker` is ignored. Did you mean `minWorkers`?",
+                "unknown key `noop/1.0/zzz` is ignored",
+            ]
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text: String) {
+            let _either = parse_overrides(&text);
+            let _told = unknown_keys(&text).count();
+            let _models = StartupModels::parse(&text);
         }
     }
 }

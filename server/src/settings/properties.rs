@@ -5,7 +5,7 @@ use java_properties::{LineContent, PropertiesIter};
 /// One `key=value` of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Line that it ends on, counted from 1.
+    /// Line that it begins on, counted from 1.
     pub(crate) line: usize,
     /// The key.
     pub(crate) key: String,
@@ -13,25 +13,72 @@ pub(crate) struct Entry {
     pub(crate) value: String,
 }
 
-/// Reads a file's text.
-///
-/// # Errors
-/// The reader's words, which name the line.
-pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, String> {
+/// A line that is none of the format's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    /// Line that it begins on, counted from 1.
+    pub(crate) line: usize,
+    /// The reader's words.
+    pub(crate) reason: String,
+}
+
+/// A file's text: UTF-8 as people write it, else Latin-1 as the format has it by definition.
+pub(crate) fn decode(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| error.as_bytes().iter().copied().map(char::from).collect())
+}
+
+/// Reads a file's text, each line on its own, so that every malformed one is told.
+pub(crate) fn parse(text: &str) -> Vec<Result<Entry, Malformed>> {
     let mut entries = Vec::new();
-    // The format is Latin-1 by definition, but people write UTF-8.
-    for line in PropertiesIter::new_with_encoding(text.as_bytes(), encoding_rs::UTF_8) {
-        let line = line.map_err(|error| error.to_string())?;
-        let number = line.line_number();
-        if let LineContent::KVPair(key, value) = line.consume_content() {
-            entries.push(Entry {
-                line: number,
-                key,
-                value,
-            });
+    // Some editors begin a file with a mark of its byte order.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let mut lines = text.split('\n').enumerate();
+    while let Some((index, first)) = lines.next() {
+        // The library would look for escapes in comments, where `C:\users` is none.
+        let written = first.trim_start_matches([' ', '\t', '\x0c']);
+        if written.is_empty() || written.starts_with(['#', '!']) {
+            continue;
+        }
+        let mut whole = first.to_owned();
+        let mut last = first;
+        while goes_on(last) {
+            whole.push('\n');
+            let Some((_, next)) = lines.next() else { break };
+            whole.push_str(next);
+            last = next;
+        }
+        let line = index + 1;
+        let read = PropertiesIter::new_with_encoding(whole.as_bytes(), encoding_rs::UTF_8);
+        for one in read {
+            match one.map(java_properties::Line::consume_content) {
+                Ok(LineContent::KVPair(key, value)) => {
+                    entries.push(Ok(Entry { line, key, value }));
+                }
+                Ok(LineContent::Comment(_)) => {}
+                Err(error) => {
+                    let reason = reason(&error);
+                    entries.push(Err(Malformed { line, reason }));
+                    break;
+                }
+            }
         }
     }
-    Ok(entries)
+    entries
+}
+
+/// Whether a line goes on with the next one: it ends with a backslash that is not itself escaped.
+fn goes_on(line: &str) -> bool {
+    let backslashes = line.bytes().rev().take_while(|byte| *byte == b'\\');
+    backslashes.count() % 2 == 1
+}
+
+/// What is wrong; the library's own number of the line would count from that line.
+fn reason(error: &java_properties::PropertiesError) -> String {
+    let words = error.to_string();
+    let words = words.split(" (line_number").next().unwrap_or_default();
+    words.trim_end_matches('.').to_owned()
 }
 
 /// Puts environment variables in place of `$$NAME$$`.
@@ -61,11 +108,8 @@ mod tests {
     use super::*;
 
     fn pairs(text: &str) -> Vec<(String, String)> {
-        parse(text)
-            .unwrap()
-            .into_iter()
-            .map(|entry| (entry.key, entry.value))
-            .collect()
+        let entries = parse(text).into_iter().map(Result::unwrap);
+        entries.map(|entry| (entry.key, entry.value)).collect()
     }
 
     #[test]
@@ -88,14 +132,36 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_knows_its_line() {
-        assert_eq!(parse("\n# c\na=1\n").unwrap()[0].line, 3);
+    fn a_pair_knows_the_line_it_begins_on() {
+        let read = parse("\n# c\\\na=1\\\r\n  2\r\nb=1");
+        let lines: Vec<_> = read.into_iter().map(|one| one.unwrap().line).collect();
+        assert_eq!(lines, [3, 5]);
     }
 
     #[test]
-    fn a_broken_escape_is_told_with_its_line() {
-        let error = parse("a=1\nb=\\uZZZZ\n").unwrap_err();
-        assert!(error.contains('2'), "{error}");
+    fn every_malformed_line_is_told_and_the_others_are_read() {
+        let read = parse("a=1\nb=\\uZZZZ\n# C:\\users\nc=\\\n \\u12\nd=2");
+        let lines: Vec<_> = read
+            .iter()
+            .map(|one| match one {
+                Ok(entry) => (entry.line, entry.key.as_str()),
+                Err(malformed) => (malformed.line, malformed.reason.as_str()),
+            })
+            .collect();
+        let not_hex = "Malformed \\uxxxx encoding: not hex";
+        let too_few = "Malformed \\uxxxx encoding: not enough digits";
+        assert_eq!(lines, [(1, "a"), (2, not_hex), (4, too_few), (6, "d")]);
+    }
+
+    #[test]
+    fn a_mark_of_the_byte_order_and_a_last_backslash_are_no_part_of_anything() {
+        assert_eq!(pairs("\u{feff}a=1\\"), [("a".to_owned(), "1".to_owned())]);
+    }
+
+    #[test]
+    fn a_file_that_is_not_utf_8_is_latin_1() {
+        assert_eq!(decode(b"a=\xfc".to_vec()), "a=ü");
+        assert_eq!(decode("a=ü".into()), "a=ü");
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Every key of `config.properties`: name, type, unit, default and what it does. One table feeds
-//! the parser, the example file, the reference page and the warnings about unknown keys.
+//! the parser, the example file, the reference page, `torchserve config` and the warnings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use super::{SettingsError, models};
 
 /// What the text of a value has to be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,7 +29,7 @@ pub(crate) enum Kind {
         /// What it counts.
         unit: &'static str,
     },
-    /// `http://host[:port]`.
+    /// `http://host[:port]` or `unix:/path`.
     Address,
     /// One of these texts.
     Choice(&'static [&'static str]),
@@ -36,6 +39,39 @@ pub(crate) enum Kind {
     Patterns,
     /// A JSON object.
     Json,
+}
+
+impl Kind {
+    /// The kind in words, with its unit.
+    pub(crate) fn describe(self) -> String {
+        match self {
+            Self::Text => "text".to_owned(),
+            Self::Path => "path".to_owned(),
+            Self::Flag => "`true` or `false`".to_owned(),
+            Self::Whole { unit: "", min, max } => format!("{min} to {max}"),
+            Self::Whole { unit, min, max } => format!("{unit}, {min} to {max}"),
+            Self::Real { unit } => format!("{unit}, above 0"),
+            Self::Address => "`http://host[:port]` or `unix:/path`".to_owned(),
+            Self::Choice(choices) => format!("`{}`", choices.join("`, `")),
+            Self::Pattern => "regular expression".to_owned(),
+            Self::Patterns => "regular expressions".to_owned(),
+            Self::Json => "JSON".to_owned(),
+        }
+    }
+
+    /// The key whose line was glued to this value, where no value of this kind has a `=`.
+    fn glued_key(self, text: &str) -> Option<&'static str> {
+        let plain = matches!(
+            self,
+            Self::Flag | Self::Whole { .. } | Self::Real { .. } | Self::Choice(_) | Self::Address
+        );
+        let (before, _) = text.split_once('=').filter(|_| plain)?;
+        let before = before.trim_end();
+        let names = KEYS.iter().map(|key| key.name);
+        names
+            .filter(|name| before.ends_with(name))
+            .max_by_key(|name| name.len())
+    }
 }
 
 /// Whether a key does anything.
@@ -64,6 +100,8 @@ pub(crate) struct Key {
     pub(crate) doc: &'static str,
     /// An environment variable may replace it.
     pub(crate) from_environment: bool,
+    /// The option of the command line that sets it.
+    pub(crate) option: Option<&'static str>,
     /// Whether it does anything.
     pub(crate) effect: Effect,
     /// The value is never shown.
@@ -75,6 +113,11 @@ pub(crate) struct Key {
 impl Key {
     const fn environment(mut self) -> Self {
         self.from_environment = true;
+        self
+    }
+
+    const fn option(mut self, option: &'static str) -> Self {
+        self.option = Some(option);
         self
     }
 
@@ -101,6 +144,15 @@ impl Key {
             name => format!("TS_{}", name.to_ascii_uppercase()),
         }
     }
+
+    /// Whether its variable counts in any case, and not only where the file lets variables replace
+    /// keys (*torchserve-contract* 1.7).
+    pub(crate) fn variable_always_counts(&self) -> bool {
+        matches!(
+            self.name,
+            "ts_open_inference_protocol" | "model_server_home"
+        )
+    }
 }
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
@@ -110,6 +162,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'stati
         default,
         doc,
         from_environment: false,
+        option: None,
         effect: Effect::InForce,
         secret: false,
         ours: false,
@@ -139,16 +192,18 @@ const fn bytes(min: u64) -> Kind {
 const NO_GRPC: &str = "gRPC is not served yet";
 const NO_TLS: &str = "TLS is not served yet";
 const NO_SNAPSHOTS: &str = "snapshots are neither written nor read yet";
-const NO_JVM: &str = "this server has no Java virtual machine";
+/// Of everything that only Java would read; said once for all of it.
+pub(crate) const NO_JVM: &str =
+    "this server has no Java virtual machine (what is logged is set by `log_filter`)";
 const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
 const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
 
 /// Every key, in the order of the reference page.
 pub(crate) const KEYS: &[Key] = &[
     // Addresses
-    key("inference_address", Kind::Address, "http://127.0.0.1:8080", "Where the inference API listens. The same host and port as `management_address` make one listener of both. Port 0 takes a free port.").environment(),
-    key("management_address", Kind::Address, "http://127.0.0.1:8081", "Where the management API listens.").environment(),
-    key("metrics_address", Kind::Address, "http://127.0.0.1:8082", "Where the metrics API listens; it has to differ from the other two.").environment(),
+    key("inference_address", Kind::Address, "http://127.0.0.1:8080", "Where the inference API listens: `http://host[:port]` (80 where no port is said), an IPv6 address in brackets, or `unix:/path`. The same place as `management_address` makes one listener of all APIs. Port 0 takes a free port.").environment(),
+    key("management_address", Kind::Address, "http://127.0.0.1:8081", "Where the management API listens; port 8081 where none is said.").environment(),
+    key("metrics_address", Kind::Address, "http://127.0.0.1:8082", "Where the metrics API listens; port 8082 where none is said. It has to differ from the other two.").environment(),
     key("grpc_inference_address", Kind::Text, "127.0.0.1", "Where the inference API listens for gRPC.").environment().without_effect(NO_GRPC),
     key("grpc_inference_port", count(0, 65_535), "7070", "Port of the inference API for gRPC.").environment().without_effect(NO_GRPC),
     key("grpc_management_address", Kind::Text, "127.0.0.1", "Where the management API listens for gRPC.").environment().without_effect(NO_GRPC),
@@ -161,10 +216,10 @@ pub(crate) const KEYS: &[Key] = &[
     key("number_of_netty_threads", count(0, 1024), "0", "Threads that serve HTTP; 0 means one for each core.").environment(),
     key("netty_client_threads", count(0, 1024), "0", "Threads that talk to workers.").environment().without_effect("every worker has a thread of its own"),
     // Models
-    key("model_store", Kind::Path, "", "Folder that archives are looked up in. Needed, here or as `--model-store`.").environment(),
-    key("workflow_store", Kind::Path, "", "Folder that workflow archives are looked up in; the model store unless set.").environment().without_effect("workflows are not served yet"),
-    key("load_models", Kind::Text, "", "Models loaded at start: `ALL`, or names between commas, each `file.mar`, `name=file.mar`, a folder or a URL.").environment(),
-    key("models", Kind::Json, "", "Settings of single models: `{\"model\": {\"version\": {\"minWorkers\": 1, \"maxWorkers\": 2, \"batchSize\": 4, \"maxBatchDelay\": 100, \"responseTimeout\": 120, \"startupTimeout\": 120, \"deviceType\": \"gpu\", \"deviceIds\": [0, 1]}}}`."),
+    key("model_store", Kind::Path, "", "Folder that archives are looked up in. Needed, here or as `--model-store`.").environment().option("--model-store"),
+    key("workflow_store", Kind::Path, "", "Folder that workflow archives are looked up in; the model store unless set.").environment().without_effect("workflows are not served yet").option("--workflow-store"),
+    key("load_models", Kind::Text, "", "Models loaded at start: `ALL`, or names between commas, each `file.mar`, `name=file.mar`, a folder or a URL.").environment().option("--models"),
+    key("models", Kind::Json, "", "Settings of single models: `{\"model\": {\"version\": {\"minWorkers\": 1, \"maxWorkers\": 2, \"batchSize\": 4, \"maxBatchDelay\": 100, \"responseTimeout\": 120, \"startupTimeout\": 120, \"deviceType\": \"gpu\", \"deviceIds\": [0, 1], \"defaultVersion\": true}}}`; delays in milliseconds, time-outs in seconds. `defaultVersion` counts for models loaded at start."),
     key("default_workers_per_model", count(0, 4096), "0", "Workers of a model that nothing else is said about. 0 means one for each device, or core where there is none, for models loaded at start, and none for models registered over the API.").environment(),
     key("default_response_timeout", seconds(1), "120", "How long one batch may run.").environment(),
     key("default_startup_timeout", seconds(1), "120", "How long a worker may take to load its model.").environment(),
@@ -197,8 +252,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("cors_allowed_methods", Kind::Text, "", "`Access-Control-Allow-Methods` of every response.").environment(),
     key("cors_allowed_headers", Kind::Text, "", "`Access-Control-Allow-Headers` of every response.").environment(),
     // Access
-    key("enable_model_api", Kind::Flag, "false", "Allow registering and unregistering models over the API.").environment(),
-    key("disable_token_authorization", Kind::Flag, "false", "Do not ask for tokens.").environment(),
+    key("enable_model_api", Kind::Flag, "false", "Allow registering and unregistering models over the API.").environment().option("--enable-model-api"),
+    key("disable_token_authorization", Kind::Flag, "false", "Do not ask for tokens.").environment().option("--disable-token-auth"),
     key("token_expiration_min", Kind::Real { unit: "minutes" }, "60", "How long inference and management tokens are good for.").environment(),
     key("keystore", Kind::Path, "", "Key store for TLS.").environment().without_effect(NO_TLS),
     key("keystore_pass", Kind::Text, "changeit", "Password of the key store.").environment().secret().without_effect(NO_TLS),
@@ -215,7 +270,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("metric_time_interval", seconds(1), "60", "How often metrics of the host are collected."),
     key("log_filter", Kind::Text, "info", "What is logged: a level, or levels by target, such as `info,ACCESS_LOG=off,MODEL_LOG=debug`.").environment().ours(),
     key("async_logging", Kind::Flag, "false", "Write logs on a thread of their own.").environment().without_effect("logs are always written on a thread of their own"),
-    key("cpp_log_config", Kind::Path, "", "Logging of the C++ backend.").environment().without_effect("there is no C++ backend"),
+    key("cpp_log_config", Kind::Path, "", "Logging of the C++ backend.").environment().without_effect("there is no C++ backend").option("--cpp-log-config"),
     // Starting and stopping
     key("shutdown_grace", seconds(0), "0", "How long the server goes on serving once it is told to stop, with `/ping` unhealthy, so that balancers look elsewhere first.").environment().ours(),
     key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
@@ -239,7 +294,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("use_native_io", Kind::Flag, "true", "Use the platform's own event loop.").without_effect(NO_JVM),
     key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),
     key("vmargs", Kind::Text, "", "Options of the Java virtual machine.").without_effect(NO_JVM),
-    key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM),
+    key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM).option("--plugins-path"),
     key("version", Kind::Text, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
     key("tsConfigFile", Kind::Path, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
 ];
@@ -258,6 +313,14 @@ pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> O
         .map(|(_, candidate)| candidate)
 }
 
+/// The question that ends a warning about an unknown name, if a known one is near enough.
+pub(crate) fn did_you_mean<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> String {
+    match nearest(name, known) {
+        Some(near) => format!(". Did you mean `{near}`?"),
+        None => String::new(),
+    }
+}
+
 /// A value as written, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Written {
@@ -267,13 +330,27 @@ pub(crate) struct Written {
     pub(crate) origin: String,
 }
 
-/// The layered values of all known keys, and what was written under unknown ones.
+/// The layered values of all known keys, what was written besides them, and what could not be read.
 #[derive(Debug, Default)]
 pub(crate) struct Raw {
+    /// The configuration file, if there is one.
+    pub(crate) file: Option<PathBuf>,
     /// By name of a known key.
     pub(crate) values: BTreeMap<&'static str, Written>,
     /// Keys that nothing knows, with where they stand.
     pub(crate) unknown: Vec<(String, String)>,
+    /// Keys that the file has more than once: the name, where it is overruled, where by.
+    pub(crate) repeated: Vec<(String, String, String)>,
+    /// Variables of keys that are not read, with the key that would have them read.
+    pub(crate) unread_variables: Vec<(String, &'static str)>,
+    /// Variables that look like those of keys.
+    pub(crate) unknown_variables: Vec<String>,
+    /// Options that only Java would read and that are no keys.
+    pub(crate) for_java: Vec<&'static str>,
+    /// What is wrong with the sources themselves.
+    pub(crate) faults: Vec<SettingsError>,
+    /// Keys whose value could not be read, which is among the faults.
+    pub(crate) unusable: BTreeSet<&'static str>,
 }
 
 impl Raw {
@@ -281,41 +358,112 @@ impl Raw {
     /// what they may have meant.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let names = || KEYS.iter().map(|key| key.name);
-        let mut found: Vec<String> = self
-            .unknown
-            .iter()
-            .map(|(name, origin)| match nearest(name, names()) {
-                Some(near) => {
-                    format!(
-                        "unknown setting `{name}` ({origin}) is ignored. Did you mean `{near}`?"
-                    )
-                }
-                None => format!("unknown setting `{name}` ({origin}) is ignored"),
-            })
-            .collect();
+        let mut found = Vec::new();
+        for (name, overruled, by) in &self.repeated {
+            found.push(format!(
+                "setting `{name}` ({overruled}) is overruled by the same key further down ({by})"
+            ));
+        }
+        for (name, origin) in &self.unknown {
+            let meant = did_you_mean(name, names());
+            found.push(format!(
+                "unknown setting `{name}` ({origin}) is ignored{meant}"
+            ));
+        }
+        for (variable, switch) in &self.unread_variables {
+            found.push(format!(
+                "variable `{variable}` is ignored: `{switch}` is not on in the configuration file"
+            ));
+        }
+        let replaceable = KEYS.iter().filter(|key| key.from_environment);
+        let variables: Vec<_> = replaceable.map(Key::variable).collect();
+        for variable in &self.unknown_variables {
+            let known = variables.iter().map(String::as_str);
+            let meant = did_you_mean(variable, known);
+            found.push(format!("unknown variable `{variable}` is ignored{meant}"));
+        }
+        found.extend(self.without_effect());
+        if let Some(written) = self.values.get("models") {
+            let origin = &written.origin;
+            let unknown = models::unknown_keys(&written.text);
+            found.extend(unknown.map(|told| format!("models: {told} ({origin})")));
+        }
+        found
+    }
+
+    /// One warning for all that has no effect for the same reason, and one for each such value that
+    /// may hide another line.
+    fn without_effect(&self) -> Vec<String> {
+        let mut by_reason: Vec<(&str, Vec<String>)> = Vec::new();
+        let mut add = |why: &'static str, what: String| match by_reason
+            .iter_mut()
+            .find(|(reason, _)| *reason == why)
+        {
+            Some((_, all)) => all.push(what),
+            None => by_reason.push((why, vec![what])),
+        };
+        let mut hiding = Vec::new();
         for key in KEYS {
             if let (Effect::None(why), Some(written)) = (key.effect, self.values.get(key.name))
                 && written.origin != DEFAULT
                 && written.text != key.default
             {
                 let (name, origin) = (key.name, &written.origin);
-                found.push(format!("setting `{name}` ({origin}) has no effect: {why}"));
+                add(why, format!("`{name}` ({origin})"));
+                let hint = break_missing(key, &written.text);
+                if !hint.is_empty() {
+                    let text = &written.text;
+                    hiding.push(format!("setting `{name}` ({origin}) is `{text}`{hint}"));
+                }
             }
         }
-        found
+        for option in &self.for_java {
+            add(NO_JVM, format!("`{option}`"));
+        }
+        let told = by_reason.into_iter().map(|(why, all)| {
+            let (settings, have) = match all.len() {
+                1 => ("setting", "has"),
+                _ => ("settings", "have"),
+            };
+            format!("{settings} {} {have} no effect: {why}", all.join(", "))
+        });
+        told.chain(hiding).collect()
     }
 
-    /// Every value in force with its origin, fit to be shown.
+    /// Whether a file was named that cannot be read.
+    pub(crate) fn file_is_lost(&self) -> bool {
+        let lost = |fault: &SettingsError| {
+            matches!(
+                fault,
+                SettingsError::NoConfigFile { .. } | SettingsError::Unreadable { .. }
+            )
+        };
+        self.faults.iter().any(lost)
+    }
+
+    /// Every key's value with its origin, fit to be shown, in the order of [`KEYS`].
     pub(crate) fn shown(&self) -> impl Iterator<Item = (&'static str, String, &str)> {
-        KEYS.iter().filter_map(|key| {
-            let written = self.values.get(key.name)?;
-            let text = match (key.secret, written.text.is_empty()) {
+        KEYS.iter().map(|key| {
+            let (text, origin) = match self.values.get(key.name) {
+                _ if self.unusable.contains(key.name) => ("", "unreadable"),
+                Some(written) => (written.text.as_str(), written.origin.as_str()),
+                None => ("", DEFAULT),
+            };
+            let text = match (key.secret, text.is_empty()) {
                 (_, true) => "unset".to_owned(),
                 (true, false) => "set".to_owned(),
-                (false, false) => written.text.clone(),
+                (false, false) => text.to_owned(),
             };
-            Some((key.name, text, written.origin.as_str()))
+            (key.name, text, origin)
         })
+    }
+}
+
+/// The question to ask about a value that the next line of the file was glued to, or nothing.
+pub(crate) fn break_missing(key: &Key, text: &str) -> String {
+    match key.kind.glued_key(text) {
+        Some(other) => format!(". Is a line break missing before `{other}`?"),
+        None => String::new(),
     }
 }
 

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use super::raw::{Effect, KEYS, Key, Kind};
+use super::raw::{Effect, KEYS, Key};
 use super::{Environment, Machine, load, resolve};
 use crate::cli::Options;
 
@@ -13,22 +13,6 @@ fn root() -> PathBuf {
         .parent()
         .unwrap()
         .to_owned()
-}
-
-fn type_of(kind: Kind) -> String {
-    match kind {
-        Kind::Text => "text".to_owned(),
-        Kind::Path => "path".to_owned(),
-        Kind::Flag => "`true` or `false`".to_owned(),
-        Kind::Whole { unit: "", min, max } => format!("{min} to {max}"),
-        Kind::Whole { unit, min, max } => format!("{unit}, {min} to {max}"),
-        Kind::Real { unit } => format!("{unit}, above 0"),
-        Kind::Address => "`http://host[:port]`".to_owned(),
-        Kind::Choice(choices) => format!("`{}`", choices.join("`, `")),
-        Kind::Pattern => "regular expression".to_owned(),
-        Kind::Patterns => "regular expressions".to_owned(),
-        Kind::Json => "JSON".to_owned(),
-    }
 }
 
 fn sections() -> [(&'static str, Vec<&'static Key>, &'static str); 3] {
@@ -66,7 +50,7 @@ fn example() -> String {
                 text,
                 "\n# {} ({})\n#{}={default}\n",
                 key.doc,
-                type_of(key.kind),
+                key.kind.describe(),
                 key.name
             );
         }
@@ -82,11 +66,16 @@ fn page() -> String {
          command line, and, if the file has `enable_envvars_config=true`, the environment. The file is\n\
          the one that `TS_CONFIG_FILE` names, else `--ts-config`, else `./config.properties`; it has\n\
          the syntax of Java properties, in UTF-8, and `$$NAME$$` in a value stands for an environment\n\
-         variable. At start the log tells each value in force and where it came from.\n",
+         variable. `torchserve config`, with the options that the server is started with, shows each value\n\
+         in force and where it came from, and starts nothing; the log tells those that are not the\n\
+         default ones at start. Two variables count in any case: `TS_MODEL_SERVER_HOME` and\n\
+         `TS_OPEN_INFERENCE_PROTOCOL`, whose value is `oip` for `true`.\n",
     );
     for (title, keys, intro) in sections() {
         let _infallible = write!(text, "\n## {title}\n\n{intro}\n\n");
-        text.push_str("| key | type | default | environment | effect |\n|---|---|---|---|---|\n");
+        text.push_str(
+            "| key | type | default | environment | option | effect |\n|---|---|---|---|---|---|\n",
+        );
         for key in keys {
             let cell = |cell: &str| cell.replace('|', "\\|");
             let default = match key.default {
@@ -98,14 +87,18 @@ fn page() -> String {
             } else {
                 "no".to_owned()
             };
+            let option = match key.option {
+                Some(option) => format!("`{option}`"),
+                None => "no".to_owned(),
+            };
             let effect = match key.effect {
                 Effect::InForce => cell(key.doc),
                 Effect::None(why) => format!("{} None: {why}.", cell(key.doc)),
             };
-            let kind = cell(&type_of(key.kind));
+            let kind = cell(&key.kind.describe());
             let _infallible = writeln!(
                 text,
-                "| `{}` | {kind} | {default} | {variable} | {effect} |",
+                "| `{}` | {kind} | {default} | {variable} | {option} | {effect} |",
                 key.name
             );
         }
@@ -154,8 +147,8 @@ fn the_example_file_says_what_holds_without_it() {
         model_store: Some(folder.path().to_owned()),
         ..Options::default()
     };
-    let raw = load(&options, &Environment::default()).unwrap();
-    assert_eq!(raw.unknown, []);
+    let raw = load(&options, &Environment::default());
+    assert_eq!((&raw.unknown[..], &raw.faults[..]), (&[][..], &[][..]));
     for key in KEYS.iter().filter(|key| key.name != "model_store") {
         assert_eq!(raw.values[key.name].text, key.default, "{}", key.name);
     }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use regex::{Regex, RegexSet, RegexSetBuilder};
 use ts_archive::UnpackLimits;
 use ts_serving::{HostConfig, ModelDefaults, SequenceHeaders, ServingConfig};
-use ts_types::{Gather, Isolation, ResourceDemand};
+use ts_types::{Gather, Isolation, ModelName, ResourceDemand, Version};
 
 use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
-use super::raw::{DEFAULT, Kind, Raw, Written, find};
+use super::raw::{DEFAULT, Kind, Raw, Written, break_missing, find};
 use super::{Address, SettingsError, StartupModels};
 
 /// What the HTTP edge is told.
@@ -75,6 +75,17 @@ impl Settings {
         &self.hosts.devices
     }
 
+    /// The versions that the `models` property marks as the default ones, sorted.
+    pub(crate) fn default_versions(&self) -> Vec<(ModelName, Version)> {
+        let marked = self.per_model.iter().flat_map(|(model, versions)| {
+            let marked = versions.iter().filter(|(_, one)| one.default_version);
+            marked.map(|(version, _)| (model.clone(), version.clone()))
+        });
+        let mut marked: Vec<_> = marked.collect();
+        marked.sort_unstable();
+        marked
+    }
+
     /// What the core is told; `work_dir` is this server's own folder.
     pub(crate) fn serving(&self, work_dir: PathBuf) -> ServingConfig {
         ServingConfig {
@@ -112,11 +123,16 @@ impl Reader<'_> {
     }
 
     fn fault(&mut self, name: &'static str, written: &Written, reason: impl Into<String>) {
-        let origin = written.origin.clone();
+        // What could not be read is a fault already.
+        if self.raw.unusable.contains(name) {
+            return;
+        }
+        let hint = find(name).map(|key| break_missing(key, &written.text));
         self.faults.push(SettingsError::Value {
             key: name,
             reason: reason.into(),
-            origin,
+            origin: written.origin.clone(),
+            hint: hint.unwrap_or_default(),
         });
     }
 
@@ -217,33 +233,33 @@ impl Reader<'_> {
         })
     }
 
+    /// Regular expressions between commas, each for the whole of a text in any letter case.
     fn patterns(&mut self, name: &'static str) -> RegexSet {
-        let written = self.written(name);
-        let whole = written
-            .text
-            .split(',')
-            .map(str::trim)
-            .filter(|pattern| !pattern.is_empty())
-            .map(|pattern| format!("^(?:{pattern})$"));
-        match RegexSetBuilder::new(whole).case_insensitive(true).build() {
-            Ok(set) => set,
-            Err(error) => {
-                self.fault(name, &written, error.to_string());
-                RegexSet::empty()
-            }
-        }
+        self.value(name, |text| {
+            let patterns = text.split(',').map(str::trim);
+            let patterns = patterns.filter(|pattern| !pattern.is_empty());
+            let whole: Vec<_> = patterns
+                .map(|pattern| compiled(pattern).map(|regex| regex.as_str().to_owned()))
+                .collect::<Result<_, _>>()?;
+            RegexSetBuilder::new(whole)
+                .case_insensitive(true)
+                .build()
+                .map_err(|error| error.to_string())
+        })
     }
 
     fn pattern(&mut self, name: &'static str) -> Option<Regex> {
         self.value(name, |text| {
             let pattern = Some(text).filter(|text| !text.is_empty());
-            let whole = pattern.map(|pattern| Regex::new(&format!("^(?:{pattern})$")));
-            whole.transpose().map_err(|error| error.to_string())
+            pattern.map(compiled).transpose()
         })
     }
 
     fn store(&mut self, name: &'static str, option: &'static str) -> Option<PathBuf> {
         let written = self.written(name);
+        if self.raw.unusable.contains(name) {
+            return Some(PathBuf::new());
+        }
         let text = Some(&written.text).filter(|text| !text.is_empty())?;
         let path = Path::new(text);
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -275,11 +291,11 @@ pub(crate) struct Machine {
 /// Makes settings of what was written.
 ///
 /// # Errors
-/// Every fault, in the order of the keys' use.
+/// Every fault: those of the sources, then those of values in the order of their use.
 pub(crate) fn resolve(raw: &Raw, machine: &Machine) -> Result<Settings, Vec<SettingsError>> {
     let mut reader = Reader {
         raw,
-        faults: Vec::new(),
+        faults: raw.faults.clone(),
         #[cfg(test)]
         asked: std::collections::BTreeSet::new(),
     };
@@ -300,7 +316,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     );
     let model_store = reader.store("model_store", "model-store");
     reader.store("workflow_store", "workflow-store");
-    if model_store.is_none() {
+    // Where the file cannot be read it may well name a store.
+    if model_store.is_none() && !reader.raw.file_is_lost() {
         reader.faults.push(SettingsError::NoModelStore);
     }
     let http = read_http(reader, machine.cores);
@@ -334,7 +351,13 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         start: reader.header_name("ts_header_key_sequence_start"),
         end: reader.header_name("ts_header_key_sequence_end"),
     };
-    let per_model = reader.value("models", parse_overrides);
+    let written = reader.written("models");
+    let per_model = parse_overrides(&written.text).unwrap_or_else(|reasons| {
+        for reason in reasons {
+            reader.fault("models", &written, reason);
+        }
+        PerModel::new()
+    });
     let hidden_environment = reader.pattern("blacklist_env_vars");
     let hosts = HostConfig {
         executable: machine.executable.clone(),
@@ -388,6 +411,16 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     })
 }
 
+/// The expression, for the whole of a text.
+fn compiled(pattern: &str) -> Result<Regex, String> {
+    Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+        // The words come last, below a drawing.
+        let words = error.to_string();
+        let words = words.rsplit("error: ").next().unwrap_or_default();
+        format!("`{pattern}` is not a regular expression: {}", words.trim())
+    })
+}
+
 /// `name:count` between commas.
 fn parse_resources(text: &str) -> Result<Vec<ResourceDemand>, String> {
     let entries = text
@@ -436,11 +469,7 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
     let inference = reader.address("inference_address", 80);
     let management = reader.address("management_address", 8081);
     let metrics = reader.address("metrics_address", 8082);
-    let metrics = if reader.flag("enable_metrics_api") {
-        Some(metrics?)
-    } else {
-        None
-    };
+    let metrics_on = reader.flag("enable_metrics_api");
     let threads = match reader.size("number_of_netty_threads") {
         0 => cores,
         threads => threads,
@@ -464,8 +493,9 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
         }
     }
     let (inference, management) = (inference?, management?);
+    let metrics = if metrics_on { Some(metrics?) } else { None };
     if let Some(metrics) = &metrics
-        && metrics.port != 0
+        && metrics.is_one_place()
         && [&inference, &management].contains(&metrics)
     {
         let written = reader.written("metrics_address");
@@ -600,6 +630,78 @@ mod tests {
         assert!(
             text.contains("`0` is not a whole number from 1 to 10000000 (test)"),
             "{text}"
+        );
+    }
+
+    /// A valid value that is not the default.
+    fn sample(key: &super::super::raw::Key) -> String {
+        let named = match key.name {
+            "load_models" => "a.mar",
+            "preload_modules" => "os",
+            "rate_limit_resources" => "gpu:1",
+            "number_of_gpu" => "1",
+            "devices" => "0",
+            "log_filter" => "debug",
+            "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
+            "model_store" => "/tmp",
+            _ => "",
+        };
+        if !named.is_empty() {
+            return named.to_owned();
+        }
+        match key.kind {
+            Kind::Flag => (key.default != "true").to_string(),
+            Kind::Whole { .. } => (key.default.parse::<u64>().unwrap() + 1).to_string(),
+            Kind::Real { .. } => "7".to_owned(),
+            Kind::Address => "http://127.0.0.1:7007".to_owned(),
+            Kind::Choice(choices) => (*choices.last().unwrap()).to_owned(),
+            Kind::Text | Kind::Path | Kind::Json => "x".to_owned(),
+            Kind::Pattern | Kind::Patterns => "x.*".to_owned(),
+        }
+    }
+
+    #[test]
+    fn every_key_in_force_changes_what_is_resolved() {
+        let shown = |pairs: &[(&str, &str)]| format!("{:?}", resolved(pairs).unwrap());
+        let defaults = shown(&[]);
+        for key in KEYS.iter().filter(|key| key.effect == Effect::InForce) {
+            // Obeyed where the layers are made; tested there.
+            if ["enable_envvars_config", "use_env_allowed_urls"].contains(&key.name) {
+                continue;
+            }
+            let changed = shown(&[(key.name, &sample(key))]);
+            assert!(changed != defaults, "`{}` changes nothing", key.name);
+        }
+    }
+
+    #[test]
+    fn what_was_glued_together_is_asked_about() {
+        let faults = resolved(&[("job_queue_size", "5max_request_size=7")]).unwrap_err();
+        let fault = faults[0].to_string();
+        assert!(
+            fault.ends_with("(test). Is a line break missing before `max_request_size`?"),
+            "{fault}"
+        );
+    }
+
+    #[test]
+    fn a_wrong_address_hides_no_other_fault() {
+        let faults = resolved(&[
+            ("metrics_address", "nowhere"),
+            ("inference_address", "unix:x"),
+            ("max_request_size", "-1"),
+            ("cors_allowed_origin", "\u{e4}"),
+        ]);
+        assert_eq!(faults.unwrap_err().len(), 4);
+    }
+
+    #[test]
+    fn a_store_in_quotes_is_shown_as_it_was_taken_cf_03() {
+        let faults = resolved(&[("model_store", "\"/tmp\"")]).unwrap_err();
+        assert_eq!(
+            faults[0].to_string(),
+            "--model-store directory not found: \"/tmp\" (test). Quotes and blanks around it \
+             belong to it: [\"/tmp\"]"
         );
     }
 

@@ -6,9 +6,18 @@ use std::path::{Path, PathBuf};
 
 use config::{Config, ConfigError, Map, Source, Value};
 
-use super::raw::{DEFAULT, KEYS, Raw, Written, find};
+use super::raw::{DEFAULT, KEYS, Key, Raw, Written, find};
 use super::{SettingsError, properties};
 use crate::cli::Options;
+
+/// Variables that begin as those of keys do and mean something else (*torchserve-contract* 1.7).
+const OTHER_VARIABLES: &[&str] = &[
+    "TS_BENCHMARK",
+    "TS_CONFIG_FILE",
+    "TS_REQUEST_SEQUENCE_END",
+    "TS_REQUEST_SEQUENCE_ID",
+    "TS_REQUEST_SEQUENCE_START",
+];
 
 /// The process's environment, read once.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +35,18 @@ impl Environment {
     /// The value of a variable.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
+    }
+
+    /// Variables that look like those of keys and are none, sorted.
+    fn unknown_variables(&self) -> Vec<String> {
+        let known = |name: &str| {
+            let of_key = |key: &Key| key.from_environment && key.variable() == name;
+            OTHER_VARIABLES.contains(&name) || KEYS.iter().any(of_key)
+        };
+        let ours = self.0.keys().filter(|name| name.starts_with("TS_"));
+        let mut unknown: Vec<String> = ours.filter(|name| !known(name)).cloned().collect();
+        unknown.sort_unstable();
+        unknown
     }
 
     /// Where Python's `tempfile` would put files: the pid file lies there.
@@ -111,7 +132,8 @@ fn config_file(
         .get("TS_CONFIG_FILE")
         .filter(|path| !path.is_empty())
         .map(|path| (PathBuf::from(path), Some("TS_CONFIG_FILE")))
-        .or_else(|| options.ts_config.clone().map(|path| (path, None)));
+        .or_else(|| options.ts_config.clone().map(|path| (path, None)))
+        .filter(|(path, _)| !path.as_os_str().is_empty());
     match named {
         Some((path, _)) if path.is_file() => Ok(Some((path, None))),
         Some((path, named_by)) => Err(SettingsError::NoConfigFile {
@@ -125,40 +147,45 @@ fn config_file(
     }
 }
 
-fn read_file(
-    path: &Path,
-    environment: &Environment,
-    unknown: &mut Vec<(String, String)>,
-    faults: &mut Vec<SettingsError>,
-) -> Layer {
+/// Reads the file into a layer; everything else that is to be said of it goes into `raw`.
+fn read_file(path: &Path, environment: &Environment, raw: &mut Raw) -> Layer {
     let mut layer = Layer::default();
-    let shown = path.display().to_string();
-    let entries = fs_err::read_to_string(path)
-        .map_err(|error| error.to_string())
-        .and_then(|text| properties::parse(&text));
-    let entries = match entries {
-        Ok(entries) => entries,
-        Err(reason) => {
-            faults.push(SettingsError::Unreadable {
-                path: shown,
-                reason,
-            });
+    let shown = path.display();
+    let bytes = match fs_err::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            let path = shown.to_string();
+            let reason = error.to_string();
+            raw.faults.push(SettingsError::Unreadable { path, reason });
             return layer;
         }
     };
-    for entry in entries {
-        let origin = format!("{shown} line {}", entry.line);
-        let variable = |name: &str| environment.get(name).map(str::to_owned);
-        match (
-            find(&entry.key),
-            properties::substitute(&entry.value, variable),
-        ) {
-            (Some(key), Ok(text)) => layer.set(key.name, text, origin),
-            (None, Ok(_)) => unknown.push((entry.key, origin)),
-            (_, Err(variable)) => {
-                faults.push(SettingsError::NoVariable {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    for entry in properties::parse(&properties::decode(bytes)) {
+        let properties::Entry { line, key, value } = match entry {
+            Ok(entry) => entry,
+            Err(properties::Malformed { line, reason }) => {
+                let origin = format!("{shown} line {line}");
+                raw.faults.push(SettingsError::Malformed { reason, origin });
+                continue;
+            }
+        };
+        let at = |line: usize| format!("{shown} line {line}");
+        if let Some(before) = seen.insert(key.clone(), line) {
+            raw.repeated.push((key.clone(), at(before), at(line)));
+        }
+        let origin = at(line);
+        let Some(known) = find(&key) else {
+            raw.unknown.push((key, origin));
+            continue;
+        };
+        match properties::substitute(&value, |name| environment.get(name).map(str::to_owned)) {
+            Ok(text) => layer.set(known.name, text, origin),
+            Err(variable) => {
+                raw.unusable.insert(known.name);
+                raw.faults.push(SettingsError::NoVariable {
                     variable,
-                    key: entry.key,
+                    key,
                     origin,
                 });
             }
@@ -183,7 +210,8 @@ fn command_line(options: &Options) -> Layer {
         ),
     ];
     for (key, option, value) in paths {
-        if let Some(path) = value {
+        // An empty one is none, as with argparse.
+        if let Some(path) = value.as_ref().filter(|path| !path.as_os_str().is_empty()) {
             layer.set(key, path.display().to_string(), option);
         }
     }
@@ -206,40 +234,76 @@ fn command_line(options: &Options) -> Layer {
     layer
 }
 
-fn environment_layer(environment: &Environment, file: &Layer) -> Layer {
+/// The variables that count; those that do not, and those that were meant to, go into `raw`.
+fn environment_layer(environment: &Environment, file: &Layer, raw: &mut Raw) -> Layer {
     let mut layer = Layer::default();
-    if !file.is_on("enable_envvars_config") {
-        return layer;
-    }
+    let switched_on = file.is_on("enable_envvars_config");
     for key in KEYS.iter().filter(|key| key.from_environment) {
-        if key.name == "allowed_urls" && !file.is_on("use_env_allowed_urls") {
+        let variable = key.variable();
+        let Some(value) = environment.get(&variable) else {
+            continue;
+        };
+        let guarded = key.name == "allowed_urls" && !file.is_on("use_env_allowed_urls");
+        if !key.variable_always_counts() && (!switched_on || guarded) {
+            let switch = if switched_on {
+                "use_env_allowed_urls"
+            } else {
+                "enable_envvars_config"
+            };
+            raw.unread_variables.push((variable, switch));
             continue;
         }
-        let variable = key.variable();
-        if let Some(value) = environment.get(&variable) {
-            layer.set(key.name, value, variable);
-        }
+        // This one names a protocol instead of saying `true`.
+        let value = match (key.name, value) {
+            ("ts_open_inference_protocol", "oip") => "true",
+            ("ts_open_inference_protocol", _) => "false",
+            (_, value) => value,
+        };
+        layer.set(key.name, value, variable);
+    }
+    if switched_on {
+        raw.unknown_variables = environment.unknown_variables();
     }
     layer
 }
 
-/// Reads everything and layers it.
-///
-/// # Errors
-/// Every fault of the file; what could be read is not returned with them.
-pub(crate) fn load(
-    options: &Options,
-    environment: &Environment,
-) -> Result<Raw, Vec<SettingsError>> {
-    let mut faults = Vec::new();
-    let mut unknown = Vec::new();
+/// The files that options name and that are not there.
+fn missing_files(options: &Options) -> impl Iterator<Item = SettingsError> {
+    let files = [
+        ("log-config", &options.log_config),
+        ("cpp-log-config", &options.cpp_log_config),
+    ];
+    let missing = files.into_iter().filter_map(|(option, path)| {
+        let path = path.as_ref()?;
+        let absent = !path.as_os_str().is_empty() && !path.is_file();
+        absent.then(|| SettingsError::Missing {
+            option,
+            what: "file",
+            path: path.display().to_string(),
+            origin: format!("--{option}"),
+        })
+    });
+    missing.collect::<Vec<_>>().into_iter()
+}
+
+/// Reads everything and layers it. What could not be read is among the faults of what comes back.
+pub(crate) fn load(options: &Options, environment: &Environment) -> Raw {
+    let mut raw = Raw::default();
     let file = match config_file(options, environment) {
-        Ok(Some((path, _))) => read_file(&path, environment, &mut unknown, &mut faults),
+        Ok(Some((path, _))) => {
+            let layer = read_file(&path, environment, &mut raw);
+            raw.file = Some(path);
+            layer
+        }
         Ok(None) => Layer::default(),
-        Err(fault) => return Err(vec![fault]),
+        Err(fault) => {
+            raw.faults.push(fault);
+            Layer::default()
+        }
     };
-    if !faults.is_empty() {
-        return Err(faults);
+    raw.faults.extend(missing_files(options));
+    if options.log_config.is_some() {
+        raw.for_java.push("--log-config");
     }
     let mut defaults = Layer::default();
     for key in KEYS {
@@ -249,30 +313,23 @@ pub(crate) fn load(
         .add_source(defaults)
         .add_source(file.clone())
         .add_source(command_line(options))
-        .add_source(environment_layer(environment, &file))
+        .add_source(environment_layer(environment, &file, &mut raw))
         .build()
         .and_then(|config| config.collect());
-    let layered = match layered {
-        Ok(layered) => layered,
-        Err(error) => {
-            let path = "the layers of settings".to_owned();
-            return Err(vec![SettingsError::Unreadable {
-                path,
-                reason: error.to_string(),
-            }]);
-        }
-    };
-    let mut raw = Raw {
-        unknown,
-        ..Raw::default()
-    };
+    let layered = layered.unwrap_or_else(|error| {
+        raw.faults.push(SettingsError::Unreadable {
+            path: "the layers of settings".to_owned(),
+            reason: error.to_string(),
+        });
+        Map::new()
+    });
     for (name, value) in layered {
         let Some(key) = find(&name) else { continue };
         let origin = value.origin().unwrap_or(DEFAULT).to_owned();
         let text = value.into_string().unwrap_or_default();
         raw.values.insert(key.name, Written { text, origin });
     }
-    Ok(raw)
+    raw
 }
 
 #[cfg(test)]

@@ -16,4 +16,4 @@ mod client;
 mod server;
 
 pub use client::{Answer, Opened, Request};
-pub use server::{Running, Server};
+pub use server::{Background, Ran, Running, Server};

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -86,34 +87,87 @@ impl Server {
         self
     }
 
-    fn command(&self) -> Command {
+    /// Puts an echo model into a folder of the store whose name is not the model's.
+    #[must_use]
+    pub fn echo_folder(self, folder: &str, model: &str, version: &str) -> Self {
+        let yaml = "minWorkers: 1\nmaxWorkers: 1";
+        write_echo_folder(&self.store().join(folder), model, version, yaml);
+        self
+    }
+
+    /// The folder that it is started in; its temporary files are in `tmp` there.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its configuration file.
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.path().join("config.properties")
+    }
+
+    fn write_config(&self) {
+        fs_err::write(self.config_file(), self.config.join("\n")).unwrap();
+    }
+
+    /// The command in this server's folder and environment, without any argument.
+    fn bare_command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command
             .current_dir(self.folder.path())
             .env("TMPDIR", self.folder.path().join("tmp"))
             .env_remove("TS_CONFIG_FILE")
+            .env_remove("TEMP")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .args(["--start", "--foreground", "--ncs", "--model-store"])
-            .arg(self.store())
-            .arg("--ts-config")
-            .arg(self.folder.path().join("config.properties"))
-            .arg("--ready-file")
-            .arg(self.folder.path().join("ready.json"))
-            .args(&self.args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command
     }
 
+    fn command(&self, how: &[&str]) -> Command {
+        let mut command = self.bare_command();
+        command
+            .args(how)
+            .args(["--ncs", "--model-store"])
+            .arg(self.store())
+            .arg("--ts-config")
+            .arg(self.config_file())
+            .arg("--ready-file")
+            .arg(self.folder.path().join("ready.json"))
+            .args(&self.args);
+        command
+    }
+
+    /// Runs the command with these arguments alone, where its configuration file lies.
+    pub fn run(&self, args: &[&str]) -> Ran {
+        self.write_config();
+        Ran::of(self.bare_command().args(args))
+    }
+
+    /// Starts it as scripts do, without `--foreground`: the command ends, the server stays.
+    pub fn start_in_background(&self) -> Background {
+        self.write_config();
+        let mut launcher = self.command(&["--start"]).spawn().unwrap();
+        let output = Arc::new(Mutex::new(String::new()));
+        let open = Arc::new(AtomicUsize::new(2));
+        collect(launcher.stdout.take().unwrap(), &output, &open);
+        collect(launcher.stderr.take().unwrap(), &output, &open);
+        let status = launcher.wait().unwrap();
+        Background {
+            code: status.code(),
+            output,
+            open,
+        }
+    }
+
     /// Starts it and waits until it listens.
     pub fn start(self) -> Running {
-        let config = self.config.join("\n");
-        fs_err::write(self.folder.path().join("config.properties"), config).unwrap();
-        let mut child = self.command().spawn().unwrap();
+        self.write_config();
+        let mut child = self.command(&["--start", "--foreground"]).spawn().unwrap();
         let output = Arc::new(Mutex::new(String::new()));
-        collect(child.stdout.take().unwrap(), &output);
-        collect(child.stderr.take().unwrap(), &output);
+        let open = Arc::new(AtomicUsize::new(2));
+        collect(child.stdout.take().unwrap(), &output, &open);
+        collect(child.stderr.take().unwrap(), &output, &open);
         let ready_file = self.folder.path().join("ready.json");
         let started = Instant::now();
         let ready: Value = loop {
@@ -134,7 +188,11 @@ impl Server {
             );
             std::thread::sleep(Duration::from_millis(2));
         };
-        let address = |key: &str| format!("http://{}", ready[key].as_str().unwrap());
+        let address = |key: &str| match ready[key].as_str() {
+            Some(unix) if unix.starts_with("unix:") => unix.to_owned(),
+            Some(address) => format!("http://{address}"),
+            None => String::new(),
+        };
         Running {
             inference: address("inference"),
             management: address("management"),
@@ -147,28 +205,102 @@ impl Server {
 
     /// Starts it where a start must fail; returns its status and all its output.
     pub fn start_and_fail(self) -> (ExitStatus, String) {
-        let config = self.config.join("\n");
-        fs_err::write(self.folder.path().join("config.properties"), config).unwrap();
-        let output = self.command().output().unwrap();
+        self.write_config();
+        let output = self.command(&["--start", "--foreground"]).output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         (output.status, String::from_utf8_lossy(&text).into_owned())
     }
 }
 
+/// What a command that ended has left.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self {
+            code: output.status.code(),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+}
+
+/// A server that was started and left. `Server::run(&["--stop"])` ends it.
+pub struct Background {
+    /// Exit code of the command that started it.
+    pub code: Option<i32>,
+    output: Arc<Mutex<String>>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Background {
+    /// What has come out of the pipes that the command was started with.
+    pub fn output(&self) -> String {
+        self.output.lock().unwrap().clone()
+    }
+
+    /// Waits until a text has come.
+    #[track_caller]
+    pub fn wait_for(&self, text: &str) {
+        self.wait(text, || self.output().contains(text));
+    }
+
+    /// Waits until nobody holds the pipes any more.
+    #[track_caller]
+    pub fn wait_for_end(&self) -> String {
+        self.wait("the end of the output", || {
+            self.open.load(Ordering::Acquire) == 0
+        });
+        self.output()
+    }
+
+    #[track_caller]
+    fn wait(&self, what: &str, holds: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !holds() {
+            assert!(
+                started.elapsed() < LIMIT,
+                "never: {what}\n{}",
+                self.output()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 fn write_echo_model(store: &Path, name: &str, version: &str, yaml: &str) {
-    let folder = store.join(name).join("MAR-INF");
+    write_echo_folder(&store.join(name), name, version, yaml);
+}
+
+fn write_echo_folder(model_folder: &Path, name: &str, version: &str, yaml: &str) {
+    let folder = model_folder.join("MAR-INF");
     fs_err::create_dir_all(&folder).unwrap();
     let mut model = serde_json::json!({"modelName": name, "modelVersion": version});
     if !yaml.is_empty() {
         model["configFile"] = "model-config.yaml".into();
-        fs_err::write(store.join(name).join("model-config.yaml"), yaml).unwrap();
+        fs_err::write(model_folder.join("model-config.yaml"), yaml).unwrap();
     }
     let manifest = serde_json::json!({"runtime": "echo", "model": model});
     fs_err::write(folder.join("MANIFEST.json"), manifest.to_string()).unwrap();
 }
 
-fn collect(pipe: impl std::io::Read + Send + 'static, output: &Arc<Mutex<String>>) {
-    let output = Arc::clone(output);
+/// Gathers what comes out of a pipe; `open` is one less when it has ended.
+fn collect(
+    pipe: impl std::io::Read + Send + 'static,
+    output: &Arc<Mutex<String>>,
+    open: &Arc<AtomicUsize>,
+) {
+    let (output, open) = (Arc::clone(output), Arc::clone(open));
     std::thread::Builder::new()
         .spawn(move || {
             for line in BufReader::new(pipe).split(b'\n') {
@@ -177,17 +309,18 @@ fn collect(pipe: impl std::io::Read + Send + 'static, output: &Arc<Mutex<String>
                 output.push_str(&String::from_utf8_lossy(&line));
                 output.push('\n');
             }
+            open.fetch_sub(1, Ordering::AcqRel);
         })
         .unwrap();
 }
 
 /// A server that listens.
 pub struct Running {
-    /// Address of the inference API, as `http://host:port`.
+    /// Address of the inference API, as `http://host:port` or `unix:/path`.
     pub inference: String,
     /// Address of the management API.
     pub management: String,
-    /// Address of the metrics API.
+    /// Address of the metrics API; empty where there is none.
     pub metrics: String,
     child: Child,
     folder: TempDir,

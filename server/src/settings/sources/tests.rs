@@ -12,7 +12,7 @@ fn loaded<const N: usize>(file: &str, arguments: &[&str], environment: [(&str, &
     let mut arguments = arguments.to_vec();
     let path = path.display().to_string();
     arguments.extend(["--ts-config", &path]);
-    load(&options(&arguments), &environment.into()).unwrap()
+    load(&options(&arguments), &environment.into())
 }
 
 fn text(raw: &Raw, key: &str) -> String {
@@ -86,30 +86,188 @@ fn unknown_keys_are_told_with_the_nearest_known_one() {
 }
 
 #[test]
-fn a_config_file_that_is_missing_is_told_with_what_named_it() {
-    let faults = load(&options(&["--ts-config", "/no/file"]), &[].into()).unwrap_err();
+fn a_config_file_that_is_missing_is_told_with_what_named_it_cf_01() {
+    let raw = load(&options(&["--ts-config", "/no/file"]), &[].into());
     assert_eq!(
-        faults[0].to_string(),
+        raw.faults[0].to_string(),
         "--ts-config file not found: /no/file"
     );
-    let faults = load(&options(&[]), &[("TS_CONFIG_FILE", "/no/other")].into()).unwrap_err();
+    let raw = load(&options(&[]), &[("TS_CONFIG_FILE", "/no/other")].into());
     assert_eq!(
-        faults[0].to_string(),
+        raw.faults[0].to_string(),
         "--ts-config file not found: /no/other (from TS_CONFIG_FILE)"
     );
 }
 
 #[test]
 fn every_fault_of_a_file_is_told() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a b.properties");
-    fs_err::write(&path, "model_store=$$NO_A$$\nload_models=$$NO_B$$\n").unwrap();
-    let path = path.display().to_string();
-    let faults = load(&options(&["--ts-config", &path]), &[].into()).unwrap_err();
-    assert_eq!(faults.len(), 2);
+    let text = "model_store=$$NO_A$$\nload_models=$$NO_B$$\na=\\uX\n";
+    let raw = loaded(text, &[], []);
+    let faults: Vec<_> = raw.faults.iter().map(ToString::to_string).collect();
+    assert_eq!(faults.len(), 3, "{faults:?}");
+    for (fault, told) in faults.iter().zip([
+        "Invalid Environment Variable NO_A in `model_store`",
+        "Invalid Environment Variable NO_B in `load_models`",
+        "Malformed \\uxxxx encoding: not enough digits",
+    ]) {
+        assert!(fault.contains(told), "{fault}");
+    }
     assert!(
-        faults[1]
-            .to_string()
-            .contains("Invalid Environment Variable NO_B")
+        faults[2].ends_with("config.properties line 3)"),
+        "{faults:?}"
     );
+    // A value that cannot be read is not held against anything else.
+    assert!(raw.unusable.contains("model_store"));
+}
+
+#[test]
+fn of_a_key_that_is_there_twice_the_last_counts_and_a_warning_names_both_lines() {
+    let raw = loaded("job_queue_size=5\nx=1\njob_queue_size=6", &[], []);
+    assert_eq!(text(&raw, "job_queue_size"), "6");
+    let warning = &raw.warnings()[0];
+    assert!(
+        warning.contains("line 1") && warning.contains("line 3"),
+        "{warning}"
+    );
+}
+
+#[test]
+fn what_only_java_would_read_gets_one_warning() {
+    let file = "vmargs=-Xmx1g\nplugins_path=/p\nio_ratio=60\ngrpc_inference_port=1";
+    let raw = loaded(file, &["--ppath", "/q", "--log-config", "/dev/null"], []);
+    let warnings = raw.warnings();
+    let about_java: Vec<_> = warnings.iter().filter(|one| one.contains("Java")).collect();
+    assert_eq!(about_java.len(), 1, "{warnings:?}");
+    for told in [
+        "`vmargs` (",
+        "`plugins_path` (--plugins-path)",
+        "`io_ratio` (",
+        "`--log-config`",
+    ] {
+        assert!(about_java[0].contains(told), "{told}: {warnings:?}");
+    }
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+#[test]
+fn a_line_glued_to_one_without_effect_is_told_and_stops_nothing() {
+    let raw = loaded("async_logging=trueservice_envelope=kserve", &[], []);
+    assert_eq!(raw.faults, []);
+    let warnings = raw.warnings().join("\n");
+    assert!(
+        warnings.contains("Is a line break missing before `service_envelope`?"),
+        "{warnings}"
+    );
+}
+
+#[test]
+fn two_variables_count_without_the_switch() {
+    let oip = [
+        ("TS_OPEN_INFERENCE_PROTOCOL", "oip"),
+        ("TS_MODEL_SERVER_HOME", "/h"),
+    ];
+    let raw = loaded("", &[], oip);
+    assert_eq!(text(&raw, "ts_open_inference_protocol"), "true");
+    assert_eq!(text(&raw, "model_server_home"), "/h");
+    // Once it is there it decides alone.
+    let other = [("TS_OPEN_INFERENCE_PROTOCOL", "true")];
+    let raw = loaded("ts_open_inference_protocol=true", &[], other);
+    assert_eq!(text(&raw, "ts_open_inference_protocol"), "false");
+}
+
+/// CF-02: nobody is left wondering why a variable does nothing.
+#[test]
+fn variables_that_are_not_read_are_told_with_what_would_have_them_read() {
+    let variables = [
+        ("TS_JOB_QUEUE_SIZE", "7"),
+        ("TS_ALLOWED_URLS", "x"),
+        ("TS_JOB_QUE_SIZE", "7"),
+        ("TS_BENCHMARK", "1"),
+    ];
+    let warnings = loaded("", &[], variables).warnings();
+    assert_eq!(
+        warnings,
+        [
+            "variable `TS_JOB_QUEUE_SIZE` is ignored: `enable_envvars_config` is not on in the \
+             configuration file",
+            "variable `TS_ALLOWED_URLS` is ignored: `enable_envvars_config` is not on in the \
+             configuration file",
+        ]
+    );
+    let warnings = loaded("enable_envvars_config=true", &[], variables).warnings();
+    assert_eq!(
+        warnings,
+        [
+            "variable `TS_ALLOWED_URLS` is ignored: `use_env_allowed_urls` is not on in the \
+             configuration file",
+            "unknown variable `TS_JOB_QUE_SIZE` is ignored. Did you mean `TS_JOB_QUEUE_SIZE`?",
+        ]
+    );
+}
+
+/// The rules of Java's format, on the key that people got wrong.
+#[test]
+fn a_store_may_be_written_in_every_way_of_the_format_cf_03() {
+    for (file, value) in [
+        ("model_store=/a b\r\n", "/a b"),
+        ("model_store : /a b", "/a b"),
+        ("! model_store=/x\nmodel_store /a", "/a"),
+        ("model_store=/a\\\n    /b", "/a/b"),
+        ("model_store=/a  ", "/a  "),
+        ("model_store=\"/a b\"", "\"/a b\""),
+        ("model_store=\\u002fa", "/a"),
+    ] {
+        assert_eq!(
+            text(&loaded(file, &[], []), "model_store"),
+            value,
+            "{file:?}"
+        );
+    }
+}
+
+/// CF-02: each key from each of its sources, with where it came from.
+#[test]
+fn every_key_is_taken_from_every_source_it_has() {
+    for key in KEYS {
+        let file = format!("{}=from file", key.name);
+        let raw = loaded(&file, &[], []);
+        let file_origin = origin(&raw, key.name);
+        assert_eq!(text(&raw, key.name), "from file");
+        assert!(
+            file_origin.ends_with("config.properties line 1"),
+            "{file_origin}"
+        );
+
+        let variable = key.variable();
+        let environment = [(variable.as_str(), "from environment")];
+        let switches = ["enable_envvars_config", "use_env_allowed_urls"];
+        // The switches themselves are in the file in any case.
+        if !switches.contains(&key.name) {
+            let on = switches.map(|switch| format!("{switch}=true")).join("\n");
+            let raw = loaded(&format!("{file}\n{on}"), &[], environment);
+            let (value, from_variable) = match (key.from_environment, key.name) {
+                (false, _) => ("from file", false),
+                (true, "ts_open_inference_protocol") => ("false", true),
+                (true, _) => ("from environment", true),
+            };
+            assert_eq!(text(&raw, key.name), value, "{}", key.name);
+            assert_eq!(origin(&raw, key.name) == variable, from_variable);
+        }
+        if !key.variable_always_counts() {
+            assert_eq!(
+                text(&loaded(&file, &[], environment), key.name),
+                "from file"
+            );
+        }
+
+        let Some(option) = key.option else { continue };
+        let switch = key.kind == super::super::raw::Kind::Flag;
+        let (arguments, value) = match switch {
+            true => (vec![option], "true"),
+            false => (vec![option, "from option"], "from option"),
+        };
+        let raw = loaded(&file, &arguments, []);
+        assert_eq!(text(&raw, key.name), value);
+        assert_eq!(origin(&raw, key.name), option);
+    }
 }
