@@ -187,6 +187,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("preload_modules", Kind::Text, "torch,torchvision,numpy,PIL.Image", "Modules that the zygote imports when a model is started whose sources name them. They must not start threads when they are imported. Empty: none.").environment().ours(),
     key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
     key("max_download_size", bytes(1), "68719476736", "Bytes that a downloaded archive may have.").environment().ours(),
+    key("download_timeout", seconds(1), "3600", "How long the download of an archive may take in all. Besides, connecting may take 10 s, and the source may bring nothing for 60 s.").environment().ours(),
     key("max_unpacked_size", bytes(1), "68719476736", "Bytes that an archive may unpack to.").environment().ours(),
     key("max_unpacked_files", count(1, 100_000_000), "100000", "Files and folders that an archive may unpack to.").environment().ours(),
     // Requests
