@@ -273,6 +273,11 @@ fn s3_sse_kms_signs_what_an_http_url_names() {
         .start();
     register(&listed, guarded, "&s3_sse_kms=true").expect(404);
     nothing_is_left(&server);
+    let without = crate::server().start();
+    let error = register(&without, &url, "&s3_sse_kms=true")
+        .expect(400)
+        .text();
+    assert!(error.contains("AWS_ACCESS_KEY_ID"), "{error}");
 }
 
 /// A stand-in for a store: answers requests for one path that carry the right authorization.
@@ -298,7 +303,7 @@ fn stand_in(archive: Vec<u8>, path: &'static str, authorization: &'static str) -
 #[test]
 fn an_archive_comes_from_google_cloud_storage() {
     let archive = archive();
-    let origin = stand_in(archive.clone(), "/models/a/m.mar", "Bearer the-token");
+    let origin = stand_in(archive.clone(), "/models/a%2Fm%2Emar", "Bearer the-token");
     let set_up = |token: &str| {
         server()
             .config("allowed_urls=gs://models/.*")

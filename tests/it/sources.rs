@@ -217,6 +217,35 @@ fn a_source_without_ranges_or_with_another_file_begins_anew() {
 }
 
 #[test]
+fn a_long_download_tells_how_far_it_is() {
+    let archive = archive();
+    let (tell, told_so) = std::sync::mpsc::channel::<()>();
+    let told_so = std::sync::Mutex::new(told_so);
+    let origin = Origin::start(move |_, stream, _| {
+        write_head(stream, "200 OK", &[], Some(archive.len()))?;
+        let mut bytes = archive.iter();
+        let told_so = told_so.lock().unwrap();
+        let every = Duration::from_millis(50);
+        while told_so.recv_timeout(every) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            stream.write_all(bytes.next().map_or(&[], std::slice::from_ref))?;
+        }
+        stream.write_all(bytes.as_slice())
+    });
+    let server = server().start();
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| register(&server, &origin.url("/m.mar"), ""));
+        let log = told(&server, "percent=0");
+        let line = log.lines().find(|line| line.contains("percent=")).unwrap();
+        assert!(
+            line.contains("downloading") && line.contains("total="),
+            "{line}"
+        );
+        tell.send(()).unwrap();
+        call.join().unwrap().expect(200);
+    });
+}
+
+#[test]
 fn limits_of_size_and_time_hold() {
     let server = server()
         .config("max_download_size=1000")

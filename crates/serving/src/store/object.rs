@@ -89,13 +89,22 @@ impl Object {
     /// A URL that names no object, or credentials that are missing.
     pub(super) fn signed(allowed: &RegexSet, url: &Url) -> Result<Self, Failure> {
         let path = path(url)?;
+        let environment = AmazonS3Builder::from_env();
+        let is_set = |key| environment.get_config_value(&key).is_some();
+        if !is_set(AmazonS3ConfigKey::AccessKeyId) || !is_set(AmazonS3ConfigKey::SecretAccessKey) {
+            // Those of the machine's role are for stores that the operator has listed.
+            return Err(Failure::lasting(
+                "`s3_sse_kms` needs `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` in the \
+                 server's environment",
+            ));
+        }
         // What is signed holds for one address.
         let client = http::guarded(allowed).redirect(Policy::none()).build();
         let client = client.map_err(|error| Failure::lasting(with_causes(&error)))?;
         let endpoint = url.origin().ascii_serialization();
         // The whole path is taken for the object's, as in a bucket with a host of its own: the URL
         // that is fetched is then the one given, wherever the bucket stands in it.
-        let store = AmazonS3Builder::from_env()
+        let store = environment
             .with_bucket_name(url.host_str().unwrap_or_default())
             .with_config(AmazonS3ConfigKey::S3Endpoint, endpoint)
             .with_virtual_hosted_style_request(true)

@@ -38,7 +38,11 @@ impl Partial {
         for _ in 0..ATTEMPTS {
             let path = folder.join(format!(".{}{ENDING}", uuid::Uuid::new_v4().simple()));
             let file = fs_err::File::create_new(&path)?;
-            flock(&file, FlockOperation::LockExclusive)?;
+            match flock(&file, FlockOperation::LockExclusive) {
+                // A file system without locks: nobody can take this one for a leftover then.
+                Err(Errno::NOLCK | Errno::NOSYS | Errno::NOTSUP) => {}
+                locked => locked?,
+            }
             let locked = file.metadata()?.ino();
             if fs_err::metadata(&path).is_ok_and(|named| named.ino() == locked) {
                 let file = tokio::fs::File::from_std(file.into_parts().0);
@@ -79,8 +83,11 @@ impl Partial {
             }
             result => result?,
         }
-        if let Some(folder) = target.parent() {
-            tokio::fs::File::open(folder).await?.sync_all().await?;
+        // Not every file system can; the file is whole either way.
+        if let Some(folder) = target.parent()
+            && let Ok(folder) = tokio::fs::File::open(folder).await
+        {
+            let _best_effort = folder.sync_all().await;
         }
         Ok(Kept::Yes)
     }
