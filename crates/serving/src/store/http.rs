@@ -86,11 +86,8 @@ impl Remote for Http {
         } else {
             return Err(Failure {
                 reason: format!("the server answered {status}"),
-                passing: status.is_server_error()
-                    || matches!(
-                        status,
-                        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
-                    ),
+                // Those of a server that may have time later.
+                passing: status.is_server_error() || matches!(status.as_u16(), 408 | 429),
             });
         };
         Ok(Opened {
