@@ -12,11 +12,13 @@ mod continuous;
 mod hosts;
 mod management;
 mod metrics;
+mod object_stores;
 mod predict;
 mod scaling;
 mod scheduling;
 mod settings;
 mod shutdown;
+mod sources;
 mod streaming;
 
 /// A server that has not been started; one per test, nothing is shared.

@@ -22,6 +22,8 @@ pub struct ServingConfig {
     pub unpack_limits: UnpackLimits,
     /// Bytes that a downloaded archive may have.
     pub max_download_bytes: u64,
+    /// How long a download may take in all.
+    pub download_limit: Duration,
     /// Defaults for every model.
     pub defaults: ModelDefaults,
     /// The `models` property (*torchserve-contract* 2.6).

@@ -127,13 +127,30 @@ pub enum ServingError {
         name: String,
     },
     /// A download failed.
-    #[error("Failed to download archive from: {url}")]
+    #[error("Failed to download archive from: {url}: {reason}")]
     Download {
         /// The URL.
         url: String,
         /// Why.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        reason: String,
+    },
+    /// An archive is not the one that was asked for.
+    #[error("the archive at `{url}` has the sha256 {found}, not {expected}")]
+    DigestMismatch {
+        /// Where it is.
+        url: String,
+        /// What was asked for.
+        expected: String,
+        /// What it has.
+        found: String,
+    },
+    /// The store takes no files.
+    #[error("the archive cannot be written into the model store `{store}`: {reason}")]
+    StoreUnwritable {
+        /// The store.
+        store: PathBuf,
+        /// Why.
+        reason: std::io::Error,
     },
     /// An archive that cannot be used.
     #[error(transparent)]
@@ -329,10 +346,13 @@ impl Classify for ServingError {
                 ErrorClass::InvalidRequest(Invalid::Request)
             }
             Self::Runtime(_) => ErrorClass::InvalidRequest(Invalid::Request),
-            Self::AlreadyInStore { .. } | Self::Disk { .. } | Self::NotHandedOver { .. } => {
-                ErrorClass::Internal
+            Self::AlreadyInStore { .. }
+            | Self::StoreUnwritable { .. }
+            | Self::Disk { .. }
+            | Self::NotHandedOver { .. } => ErrorClass::Internal,
+            Self::Download { .. } | Self::DigestMismatch { .. } => {
+                ErrorClass::InvalidRequest(Invalid::Download)
             }
-            Self::Download { .. } => ErrorClass::InvalidRequest(Invalid::Download),
             Self::Archive(error) => error.class(),
             Self::AlreadyRegistered { .. } | Self::BeingRemoved { .. } => ErrorClass::Conflict,
             Self::WorkerStart { cause, .. } if cause.out_of_memory => ErrorClass::OutOfMemory,

@@ -79,6 +79,9 @@ pub fn start(
         path: config.work_dir.clone(),
         source,
     })?;
+    if let Some(store) = &config.model_store {
+        store::sweep(store);
+    }
     metrics::describe();
     let core = Arc::new(Core {
         surroundings: Arc::new(pool::Surroundings::new(&config)),

@@ -26,6 +26,13 @@ const MAX_URL_BYTES: usize = 8192;
 pub struct Registration {
     /// Where the archive is: a name in the store, a folder, or a URL.
     pub url: String,
+    /// The SHA-256 that the archive has to have, in hexadecimal (`sha256`).
+    pub sha256: Option<String>,
+    /// Sign the download as S3 wants it (`s3_sse_kms`).
+    pub s3_sse_kms: bool,
+    /// Names of parameters that nobody knows, where they may be parts of a URL that was not
+    /// percent-encoded.
+    pub stray_parameters: Vec<String>,
     /// Name to register under.
     pub model_name: Option<String>,
     /// Handler that replaces the manifest's.
@@ -244,7 +251,7 @@ impl ManagementService {
             )));
         }
         let core = &self.core;
-        let located = store::locate(&core.config, &registration.url).await?;
+        let located = store::locate(&core.config, &registration).await?;
         let mut rollback = Rollback {
             fetched: located.fetched,
         };

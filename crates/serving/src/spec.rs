@@ -384,6 +384,7 @@ mod tests {
             allowed_urls: regex::RegexSet::empty(),
             unpack_limits: ts_archive::UnpackLimits::default(),
             max_download_bytes: 0,
+            download_limit: Duration::ZERO,
             defaults: ModelDefaults {
                 workers: None,
                 response_timeout: Duration::from_secs(50),

@@ -90,16 +90,19 @@ impl Parameters {
             .map_or(default, |text| text.eq_ignore_ascii_case("true"))
     }
 
+    /// Parameters that nothing reads.
+    pub(crate) fn unknown(&self, known: &[&str]) -> impl Iterator<Item = (&str, &str)> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .filter(|(name, _)| !known.contains(name))
+    }
+
     /// Warns of parameters that nothing reads.
     pub(crate) fn warn_unknown(&self, known: &[&str]) {
-        let unknown = || {
-            self.0
-                .iter()
-                .filter(|(name, _)| !known.contains(&name.as_str()))
-        };
+        let unknown = || self.unknown(known);
         for (name, _) in unknown().take(TOLD) {
-            // The name is the client's: shortened, and without what would break the line.
-            let shown: String = name.chars().take(60).flat_map(char::escape_debug).collect();
+            let shown = shown(name);
             let near = if name.len() > COMPARED_BYTES {
                 None
             } else {
@@ -122,6 +125,11 @@ impl Parameters {
     pub(crate) fn into_pairs(self) -> Vec<(String, String)> {
         self.0
     }
+}
+
+/// A name as it is told. It is the client's: shortened, and without what would break the line.
+pub(crate) fn shown(name: &str) -> String {
+    name.chars().take(60).flat_map(char::escape_debug).collect()
 }
 
 /// How deep brackets nest at most. Those inside texts count too: a parameter has few.

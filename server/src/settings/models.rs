@@ -75,10 +75,10 @@ impl StartupModels {
 
 impl StartupModel {
     fn parse(item: &str) -> Self {
-        // A URL without a name may have a `=` of its own, in its query.
+        // A URL without a name may have a `=` of its own, in its query or its digest.
         match item
             .split_once('=')
-            .filter(|(name, _)| !name.contains(['/', ':']))
+            .filter(|(name, _)| !name.contains(['/', ':', '#']))
         {
             Some((name, url)) => Self {
                 name: Some(name.to_owned()),
@@ -329,6 +329,8 @@ mod tests {
             [plain("https://h/x.mar?k=v")]
         );
         assert_eq!(listed("n=https://h/x?k=v"), [named("n", "https://h/x?k=v")]);
+        assert_eq!(listed("x.mar#sha256=0"), [plain("x.mar#sha256=0")]);
+        assert_eq!(listed("n=x.mar#sha256=0"), [named("n", "x.mar#sha256=0")]);
         assert_eq!(listed("none"), [plain("none")]);
         assert_eq!(listed(""), []);
     }

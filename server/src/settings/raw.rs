@@ -229,7 +229,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("service_envelope", Kind::Choice(&["body", "json", "kserve", "kservev2"]), "", "Envelope around every handler.").environment(),
     key("decode_input_request", Kind::Flag, "true", "Hand text and JSON bodies to handlers decoded.").environment(),
     key("limit_max_image_pixels", Kind::Flag, "true", "Keep Pillow's limit on the size of images.").environment(),
-    key("allowed_urls", Kind::Patterns, "file://.*|http(s)?://.*", "URLs that models may be fetched from: regular expressions, full match, letter case ignored. The environment variable needs `use_env_allowed_urls`.").environment(),
+    key("allowed_urls", Kind::Patterns, "file://.*|http(s)?://.*", "URLs that models may be fetched from (`docs/model-sources.md`): regular expressions, full match, letter case ignored. Object stores (`s3://.*`) have to be listed. The environment variable needs `use_env_allowed_urls`.").environment(),
     key("install_py_dep_per_model", Kind::Flag, "false", "Install the packages that an archive asks for.").environment().without_effect("packages of an archive are not installed yet"),
     key("batch_gather", Kind::Choice(&["auto", "fixed", "strict"]), "auto", "When an idle worker waits for a fuller batch. `auto`: only where experience says that more requests come and are worth the wait, at most `maxBatchDelay`; `fixed`: for all of `maxBatchDelay` from the arrival of the oldest request; `strict`: for all of it from when the worker looks, as TorchServe.").environment().ours(),
     key("rate_limit_resources", Kind::Text, "", "Resources that models share, as `name:count` between commas. A model names what each of its batches needs in `rate_limiter`; a resource that is not listed has the size of the largest single demand.").environment().ours(),
@@ -242,6 +242,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("preload_modules", Kind::Text, "torch,torchvision,numpy,PIL.Image", "Modules that the zygote imports when a model is started whose sources name them. They must not start threads when they are imported. Empty: none.").environment().ours(),
     key("blacklist_env_vars", Kind::Pattern, "", "Environment variables, by full match of the name, that workers do not see.").environment(),
     key("max_download_size", bytes(1), "68719476736", "Bytes that a downloaded archive may have.").environment().ours(),
+    key("download_timeout", seconds(1), "3600", "How long the download of an archive may take in all. Besides, connecting may take 10 s, and the source may bring nothing for 60 s.").environment().ours(),
     key("max_unpacked_size", bytes(1), "68719476736", "Bytes that an archive may unpack to.").environment().ours(),
     key("max_unpacked_files", count(1, 100_000_000), "100000", "Files and folders that an archive may unpack to.").environment().ours(),
     // Requests

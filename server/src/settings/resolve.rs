@@ -61,6 +61,7 @@ pub(crate) struct Settings {
     allowed_urls: RegexSet,
     unpack_limits: UnpackLimits,
     max_download_bytes: u64,
+    download_limit: Duration,
     defaults: ModelDefaults,
     per_model: PerModel,
     /// How hosts are made.
@@ -94,6 +95,7 @@ impl Settings {
             allowed_urls: self.allowed_urls.clone(),
             unpack_limits: self.unpack_limits.clone(),
             max_download_bytes: self.max_download_bytes,
+            download_limit: self.download_limit,
             defaults: self.defaults.clone(),
             per_model: self.per_model.clone(),
             hosts: self.hosts.clone(),
@@ -329,6 +331,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         ..UnpackLimits::default()
     };
     let max_download_bytes = reader.whole("max_download_size");
+    let download_limit = reader.seconds("download_timeout");
     let defaults = ModelDefaults {
         workers: Some(reader.size("default_workers_per_model")).filter(|workers| *workers > 0),
         response_timeout: reader.seconds("default_response_timeout"),
@@ -403,6 +406,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         allowed_urls,
         unpack_limits,
         max_download_bytes,
+        download_limit,
         defaults,
         per_model,
         hosts,

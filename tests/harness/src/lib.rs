@@ -13,7 +13,9 @@
 )]
 
 mod client;
+mod origin;
 mod server;
 
 pub use client::{Answer, Opened, Request};
+pub use origin::{Asked, Origin, write_answer, write_head};
 pub use server::{Background, Ran, Running, Server};

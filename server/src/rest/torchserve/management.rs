@@ -104,22 +104,26 @@ pub(super) async fn register(
     })
 }
 
+/// The parameters of a registration.
+const REGISTRATION: &[&str] = &[
+    "autoscale",
+    "batch_size",
+    "handler",
+    "initial_workers",
+    "max_batch_delay",
+    "model_name",
+    "response_timeout",
+    "runtime",
+    "s3_sse_kms",
+    "sha256",
+    "startup_timeout",
+    "synchronous",
+    "url",
+    "worker_isolation",
+];
+
 fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
-    parameters.warn_unknown(&[
-        "autoscale",
-        "batch_size",
-        "handler",
-        "initial_workers",
-        "max_batch_delay",
-        "model_name",
-        "response_timeout",
-        "runtime",
-        "s3_sse_kms",
-        "startup_timeout",
-        "synchronous",
-        "url",
-        "worker_isolation",
-    ]);
+    parameters.warn_unknown(REGISTRATION);
     let url = parameters
         .get("url")
         .ok_or(RestError::MissingParameter { name: "url" })?;
@@ -150,6 +154,9 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     Ok(Registration {
         url: url.to_owned(),
+        sha256: parameters.get("sha256").map(str::to_owned),
+        s3_sse_kms: parameters.flag("s3_sse_kms", false),
+        stray_parameters: stray(parameters, url),
         model_name: text("model_name"),
         handler: text("handler"),
         runtime: runtime.transpose()?,
@@ -165,6 +172,16 @@ fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
         synchronous: parameters.flag("synchronous", true),
         at_startup: false,
     })
+}
+
+/// The parameters that nobody knows, if the URL has parameters of its own: it was then perhaps not
+/// percent-encoded, and these are the rest of it.
+fn stray(parameters: &Parameters, url: &str) -> Vec<String> {
+    if !(url.contains("://") && url.contains('?')) {
+        return Vec::new();
+    }
+    let unknown = parameters.unknown(REGISTRATION).map(|(name, _)| name);
+    unknown.map(crate::rest::query::shown).collect()
 }
 
 /// The parameter `autoscale`. It is ours, so nobody relies on odd values of it.
