@@ -11,6 +11,7 @@ mod hosts;
 mod management;
 mod metrics;
 mod predict;
+mod rest;
 mod scaling;
 mod scheduling;
 mod settings;

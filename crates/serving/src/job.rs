@@ -173,12 +173,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Unread`] when it does not reach the caller.
-    pub(crate) fn part(
-        &mut self,
-        reply: Reply,
-        ran: Ran,
-        limit: usize,
-    ) -> Result<(), Unread> {
+    pub(crate) fn part(&mut self, reply: Reply, ran: Ran, limit: usize) -> Result<(), Unread> {
         if let Way::Parts(stream) = &self.answer {
             return stream.push(reply.body);
         }

@@ -142,7 +142,10 @@ mod tests {
             text(b"x\n\nevent: end\n"),
             "data: x\ndata: \ndata: event: end\ndata: \n\n"
         );
-        assert_eq!(text("\u{5317}\u{2028}".as_bytes()), "data: \u{5317}\u{2028}\n\n");
+        assert_eq!(
+            text("\u{5317}\u{2028}".as_bytes()),
+            "data: \u{5317}\u{2028}\n\n"
+        );
         assert_eq!(text(b"\xff\x00"), "event: base64\ndata: /wA=\n\n");
         assert_eq!(text(b""), "");
     }

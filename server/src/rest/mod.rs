@@ -3,8 +3,11 @@
 
 pub(crate) mod body;
 mod coding;
+mod docs_page;
 mod error;
 mod events;
+mod openapi;
+mod operations;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;

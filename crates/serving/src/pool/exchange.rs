@@ -64,13 +64,7 @@ impl Held {
     }
 
     /// Passes a part of the reply on.
-    pub(super) fn part(
-        &mut self,
-        reply: Reply,
-        ran: Ran,
-        limit: usize,
-        departures: &Departures,
-    ) {
+    pub(super) fn part(&mut self, reply: Reply, ran: Ran, limit: usize, departures: &Departures) {
         if self.job.part(reply, ran, limit).is_err() {
             self.tell_departure(departures);
         }

@@ -13,7 +13,9 @@ fn accepts(values: &[&str]) -> Option<&'static str> {
 
 #[test]
 fn every_coding_gives_back_what_it_was_given() {
-    let noise: Vec<u8> = (0..100_000_u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+    let noise: Vec<u8> = (0..100_000_u32)
+        .map(|at| (at.wrapping_mul(at) >> 7) as u8)
+        .collect();
     for coding in Coding::ALL {
         for body in [&b"x"[..], &b"abc".repeat(30_000), &noise] {
             let encoded = coding.encoded(body).unwrap();
@@ -137,7 +139,11 @@ async fn small_bodies_and_those_with_a_coding_go_as_they_are() {
         .insert_header((ACCEPT_ENCODING, "gzip"))
         .to_http_request();
     let text = BytesMut::from(&b"text ".repeat(1000)[..]).freeze();
-    let answer = |body: &Bytes| HttpResponse::Ok().content_type("text/plain").body(body.clone());
+    let answer = |body: &Bytes| {
+        HttpResponse::Ok()
+            .content_type("text/plain")
+            .body(body.clone())
+    };
     let header = |response: &HttpResponse, name: HeaderName| {
         let value = response.headers().get(name);
         value.map(|value| value.to_str().unwrap().to_owned())
