@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use flate2::Compression;
@@ -12,10 +12,23 @@ use ts_test::Running;
 
 use crate::{server, serving};
 
-const CORS: [(&str, &str); 3] = [
-    ("access-control-allow-origin", "https://there.example"),
-    ("access-control-allow-methods", "GET, POST, OPTIONS"),
-    ("access-control-allow-headers", "X-Custom"),
+/// Headers of every response, and the settings that they come from.
+const CORS: [(&str, &str, &str); 3] = [
+    (
+        "access-control-allow-origin",
+        "cors_allowed_origin",
+        "https://there.example",
+    ),
+    (
+        "access-control-allow-methods",
+        "cors_allowed_methods",
+        "GET, POST, OPTIONS",
+    ),
+    (
+        "access-control-allow-headers",
+        "cors_allowed_headers",
+        "X-Custom",
+    ),
 ];
 
 fn gzip(body: &[u8]) -> Vec<u8> {
@@ -122,15 +135,10 @@ fn every_port_describes_itself_with_and_without_cors_in_17() {
         let server = server()
             .echo_model("m", "minWorkers: 1\nmaxWorkers: 1")
             .args(&["--models", "m"]);
-        let server = CORS
-            .iter()
-            .filter(|_| cors)
-            .fold(server, |server, (name, value)| {
-                let key = name
-                    .replace("access-control-allow", "cors-allowed")
-                    .replace('-', "_");
-                server.config(&format!("{}={value}", key.trim_end_matches('_')))
-            });
+        let settings = CORS.iter().filter(|_| cors);
+        let server = settings.fold(server, |server, (_, key, value)| {
+            server.config(&format!("{key}={value}"))
+        });
         let server = server.start();
         let ask = |api: &str, method: &'static str, path: &str| {
             let request = match api {
@@ -143,7 +151,7 @@ fn every_port_describes_itself_with_and_without_cors_in_17() {
                 .header("access-control-request-method", "POST")
                 .header("access-control-request-headers", "X-Custom");
             let answer = request.send();
-            for (name, value) in CORS {
+            for (name, _, value) in CORS {
                 assert_eq!(answer.header(name), cors.then_some(value), "{api} {path}");
             }
             answer
@@ -210,9 +218,12 @@ fn every_port_describes_itself_with_and_without_cors_in_17() {
 fn descriptions_need_no_token() {
     let server = server()
         .echo_model("m", "minWorkers: 1\nmaxWorkers: 1")
-        .args(&["--models", "m"])
         .with_default_safety()
+        .args(&["--models", "m"])
         .start();
+    server.wait_until("the model is there", || {
+        server.infer("OPTIONS", "/predictions/m").send().status == 200
+    });
     server
         .infer("POST", "/predictions/m")
         .body("x")
@@ -296,9 +307,13 @@ fn our_description_is_true_of_each_listener() {
 
 #[test]
 fn a_listener_of_all_apis_has_versioned_management() {
+    // Two that are the same port have to name one.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", free.local_addr().unwrap());
+    drop(free);
     let server = server()
-        .config("inference_address=http://127.0.0.1:18473")
-        .config("management_address=http://127.0.0.1:18473")
+        .config(&format!("inference_address={address}"))
+        .config(&format!("management_address={address}"))
         .echo_model("m", "minWorkers: 1\nmaxWorkers: 1")
         .args(&["--models", "m"])
         .start();
@@ -381,12 +396,12 @@ fn peak(server: &Running) -> u64 {
 #[test]
 fn a_bomb_is_too_large_and_takes_no_memory() {
     let server = serving("");
-    let gigabyte = vec![0_u8; 1 << 30];
-    let bombs = CODINGS.map(|(name, encode)| (name, encode(&gigabyte)));
-    drop(gigabyte);
+    let zeros = vec![0_u8; 64 << 20];
+    let bombs = CODINGS.map(|(name, encode)| (name, encode(&zeros)));
+    drop(zeros);
     let before = peak(&server);
     for (name, bomb) in bombs {
-        assert!(bomb.len() < 2_000_000, "{name}: {}", bomb.len());
+        assert!(bomb.len() < 200_000, "{name}: {}", bomb.len());
         for _ in 0..3 {
             let request = server.infer("POST", "/predictions/m").body(bomb.clone());
             let answer = request.header("content-encoding", name).send().expect(413);
@@ -394,7 +409,7 @@ fn a_bomb_is_too_large_and_takes_no_memory() {
         }
     }
     let more = peak(&server).saturating_sub(before);
-    assert!(more < 100 << 20, "the bombs took {} MiB", more >> 20);
+    assert!(more < 40 << 20, "the bombs took {} MiB", more >> 20);
     server
         .infer("POST", "/predictions/m")
         .body("x")
@@ -415,7 +430,7 @@ fn answers_go_compressed_to_who_accepts_it() {
         };
         request.send().expect(200)
     };
-    for (name, encode) in CODINGS {
+    for (name, _) in CODINGS {
         let answer = ask(&body, "text/plain", Some(name));
         assert_eq!(answer.header("content-encoding"), Some(name));
         assert_eq!(answer.header("vary"), Some("accept-encoding"));
@@ -432,7 +447,6 @@ fn answers_go_compressed_to_who_accepts_it() {
             .send()
             .expect(200);
         assert!(back.text() == body, "{name}");
-        let _ = encode;
     }
     let plain = ask(&body, "text/plain", None);
     assert_eq!(plain.header("content-encoding"), None);
@@ -480,7 +494,7 @@ fn parts_come_as_events_to_who_asks_for_them() {
     let binary = ask("text/event-stream", "1", b"\xff").send().expect(200);
     assert_eq!(
         binary.text(),
-        "event: base64\ndata: MCD/Cg==\n\nevent: end\ndata: [DONE]\n\n"
+        "event: base64\ndata: /w==\n\nevent: end\ndata: [DONE]\n\n"
     );
 
     for (accept, content_type) in [("*/*", None), ("application/json", None)] {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
-use actix_web::http::{ConnectionType, StatusCode};
+use actix_web::http::{ConnectionType, StatusCode, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use ts_types::RequestId;
@@ -197,6 +197,12 @@ impl Passage<'_> {
         self.traffic.counts.count(status);
         self.log(request, status);
         if matches!(response.body().size(), BodySize::Stream) {
+            if request.version() < Version::HTTP_11 {
+                // Knows no chunks: the end of the connection is the end of the body.
+                let head = response.head_mut();
+                head.no_chunking(true);
+                head.set_connection_type(ConnectionType::Close);
+            }
             let in_work = InWork::enter(web::Data::clone(edge));
             return response.map_body(|_, body| {
                 BoxBody::new(Held {
