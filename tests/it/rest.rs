@@ -173,6 +173,15 @@ fn every_port_describes_itself_with_and_without_cors_in_17() {
             assert_eq!(error["type"], "MethodNotAllowedException");
             ask(api, "OPTIONS", "/no/such/path").expect(404);
         }
+        let mut raw = Raw::to(&server.metrics);
+        raw.say(b"OPTIONS / HTTP/1.1\r\nhost: h\r\norigin: https://there.example\r\n\r\n");
+        let head = raw.head();
+        assert!(head.status.contains(" 200"), "{}", head.status);
+        for (name, _, value) in CORS {
+            assert_eq!(head.one(name), cors.then_some(value));
+        }
+        let described: Value = serde_json::from_slice(&raw.body(&head)).unwrap();
+        assert_eq!(described["info"]["title"], "TorchServe APIs");
         let described = ask("metrics", "GET", "/api-description").expect(200).json();
         assert_eq!(described["info"]["title"], "TorchServe APIs");
 
@@ -835,6 +844,14 @@ fn connections_are_kept_and_closed_as_http_has_it() {
     let head = raw.head();
     assert_eq!(head.one("connection"), Some("close"));
     raw.rest();
+
+    let mut raw = Raw::to(&server.inference);
+    for _ in 0..2 {
+        raw.say(b"GET /ping HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
+        let head = raw.head();
+        assert_eq!(head.one("connection"), Some("keep-alive"));
+        raw.body(&head);
+    }
 
     // HTTP/1.0 knows neither chunks nor, unless it says so, a second request.
     for (more, parts) in [

@@ -335,7 +335,6 @@ fn is_compressible(headers: &HeaderMap, body: &[u8]) -> bool {
                 | "application/x-ndjson"
                 | "application/xml"
                 | "application/yaml"
-                | "image/bmp"
         )
 }
 

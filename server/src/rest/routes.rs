@@ -201,7 +201,9 @@ fn find_as<'p>(surface: Surface, method: &Method, path: &'p str) -> Result<Route
         && let Some(description) = description(path)
     {
         return match description {
-            Description::Ours | Description::Page if *method != Method::GET => {
+            Description::Ours | Description::Page
+                if *method != Method::GET && *method != Method::HEAD =>
+            {
                 Err(RestError::NotAllowed)
             }
             description => Ok(Route::Description(description)),
