@@ -146,7 +146,11 @@ impl<'p> Route<'p> {
             Self::Predict(Predict {
                 model: Some(model),
                 version,
-                told: Told::Route { explain: false, .. },
+                told:
+                    Told::Route {
+                        url_path: "",
+                        explain: false,
+                    },
             }) => Some(Description::Predictions { model, version }),
             Self::Describe { model, version } => Some(Description::Management { model, version }),
             Self::Description(Description::Listener) => Some(Description::Listener),
