@@ -87,6 +87,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
             bytes: settings.http.max_request_bytes,
             parts: settings.http.max_request_parts,
         },
+        min_compressed_bytes: settings.http.min_compressed_bytes,
         traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
         exporter: exporter.clone(),
     });

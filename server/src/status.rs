@@ -19,6 +19,9 @@ pub(crate) fn torchserve(class: ErrorClass) -> TorchServe {
     const OURS: &str = "InternalServerException";
     let (status, kind) = match class {
         ErrorClass::InvalidRequest(Invalid::Request) => (S::BAD_REQUEST, "BadRequestException"),
+        ErrorClass::InvalidRequest(Invalid::Coding) => {
+            (S::UNSUPPORTED_MEDIA_TYPE, "BadRequestException")
+        }
         ErrorClass::InvalidRequest(Invalid::Model) => (S::BAD_REQUEST, "InvalidModelException"),
         ErrorClass::InvalidRequest(Invalid::Download) => {
             (S::BAD_REQUEST, "DownloadArchiveException")

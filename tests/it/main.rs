@@ -14,6 +14,7 @@ mod management;
 mod metrics;
 mod object_stores;
 mod predict;
+mod rest;
 mod scaling;
 mod scheduling;
 mod settings;

@@ -36,6 +36,27 @@ def test_a_result_has_one_form_and_no_type_of_its_own_in_03_in_07(server, kind):
     assert answer.headers["content-length"] == str(len(expected))
 
 
+@pytest.mark.parametrize("name", ["content-type", "Content-Type", "CONTENT-TYPE"])
+@pytest.mark.parametrize("kind", RESULTS)
+def test_a_type_that_the_handler_sets_is_sent_once_as_it_is_in_03_in_10(server, kind, name):
+    result, expected = RESULTS[kind]
+    if expected is None:
+        expected = json.dumps(result, indent=2).encode()
+    own = "application/x-own; charset=Latin-1"
+    code = f"""
+inf = float('inf')
+context.set_response_header(0, {name!r}, {own!r})
+result = [{result!r}]
+"""
+    status, headers, body = raw_answer(server, b"/predictions/scripted", code.encode())
+    assert (status, body) == ("HTTP/1.1 200 ", expected)
+    names = [key.lower() for key, _ in headers]
+    assert len(names) == len(set(names))
+    sent = {key.lower(): value for key, value in headers}
+    assert sent["content-type"] == own
+    assert sent["content-length"] == str(len(expected))
+
+
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1 << 20, 6_500_000])
 def test_bodies_of_every_size_arrive_whole_in_15(server, size):
     server_side = "def handle(data, context):\n    return data and [row['body'] for row in data]\n"

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ts_wire::frame::{
     BatchDone, BatchOutcome, Chunk, ItemOutcome, ItemReply, MetricEvent, RequestDone, RunFailure,
@@ -23,8 +24,10 @@ pub struct Output {
 }
 
 /// A request that a worker has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Running {
+    /// Since when.
+    since: Instant,
     /// Nobody waits for its reply any more.
     left: bool,
     /// It is to be broken off.
@@ -84,6 +87,7 @@ impl Output {
             request.failed = matches!(outcome, ItemOutcome::Failed(_));
             chunks.push(Chunk {
                 request_id,
+                ran_micros: micros(request.since.elapsed()),
                 outcome,
             });
         }
@@ -123,12 +127,13 @@ impl Output {
         metrics: &[Metric],
     ) -> Result<(), WireError> {
         let mut running = self.running();
-        if running.remove(request_id).is_none() {
+        let Some(request) = running.remove(request_id) else {
             return Ok(());
-        }
+        };
         let mut bodies = Vec::with_capacity(1);
         let answered = WorkerReply::Answered(RequestDone {
             request_id,
+            ran_micros: micros(request.since.elapsed()),
             outcome: self.outcome(item, &mut bodies),
             metrics: metrics.iter().map(event).collect(),
         });
@@ -148,11 +153,16 @@ impl Output {
         if departures {
             self.note_departures(&mut running);
         }
-        running.extend(
-            items
-                .iter()
-                .map(|item| (item.request_id.to_owned(), Running::default())),
-        );
+        let since = Instant::now();
+        running.extend(items.iter().map(|item| {
+            let request = Running {
+                since,
+                left: false,
+                cancelled: false,
+                failed: false,
+            };
+            (item.request_id.to_owned(), request)
+        }));
     }
 
     /// Marks a request as one to be broken off.
@@ -162,8 +172,8 @@ impl Output {
         }
     }
 
-    /// Ends the batch.
-    pub(crate) fn end(&self, result: &BatchResult) -> Result<(), WireError> {
+    /// Ends the batch, which has run for so long.
+    pub(crate) fn end(&self, result: &BatchResult, ran: Duration) -> Result<(), WireError> {
         let mut running = self.running();
         running.clear();
         let mut bodies = Vec::new();
@@ -176,6 +186,7 @@ impl Output {
             }
         };
         let done = WorkerReply::Done(BatchDone {
+            ran_micros: micros(ran),
             outcome,
             metrics: result.metrics.iter().map(event).collect(),
         });
@@ -229,6 +240,10 @@ impl Output {
     fn sender(&self) -> MutexGuard<'_, Sender> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn event(metric: &Metric) -> MetricEvent<'_> {

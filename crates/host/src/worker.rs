@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ts_types::with_causes;
 use ts_wire::frame::{Exchange, RunBatch, WorkerReply, WorkerRequest};
@@ -70,7 +71,7 @@ fn work(channel: Channel, factory: &dyn BackendFactory) -> Result<(), WireError>
     output.say(&WorkerReply::Loaded(backend.describe()))?;
     let asynchronous = model.exchange == Exchange::Asynchronous;
     loop {
-        let result = {
+        let (result, ran) = {
             let incoming = receiver.receive(None)?;
             match incoming.header()? {
                 WorkerRequest::Run(run) => {
@@ -83,7 +84,9 @@ fn work(channel: Channel, factory: &dyn BackendFactory) -> Result<(), WireError>
                         }
                         continue;
                     }
-                    backend.run(&batch)
+                    let begun = Instant::now();
+                    let result = backend.run(&batch);
+                    (result, begun.elapsed())
                 }
                 WorkerRequest::Cancel { request_id } => {
                     output.cancel(request_id);
@@ -94,7 +97,7 @@ fn work(channel: Channel, factory: &dyn BackendFactory) -> Result<(), WireError>
                 WorkerRequest::Load(_) => return Err(WireError::Malformed("a second model")),
             }
         };
-        output.end(&result)?;
+        output.end(&result, ran)?;
     }
 }
 

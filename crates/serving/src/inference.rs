@@ -10,7 +10,7 @@ use futures_util::Stream;
 use ts_types::{InferRequest, Reply, RequestId, RequestKind, TimeoutAction, with_causes};
 
 use crate::error::{Refusal, ServingError};
-use crate::job::{Answered, Demand, Head, Job, Place};
+use crate::job::{Answered, Demand, Head, Job, Place, Timing};
 use crate::order::Turn;
 use crate::pool::PoolSpec;
 use crate::queue::NotQueued;
@@ -41,6 +41,8 @@ impl InferenceService {
         let arrived = Instant::now();
         let version_named = request.version.is_some();
         let mut request = request;
+        let claim;
+        (request.id, claim) = self.core.names.claim(&request.id);
         for attempt in 1.. {
             let found = self
                 .core
@@ -72,6 +74,7 @@ impl InferenceService {
             let id = request.id.clone();
             let (mut job, answered) = Job::new(request, arrived);
             job.demand = demand;
+            job.claim.clone_from(&claim);
             let place = job.place();
             let turn = spec.order.as_ref().map(|order| order.enter());
             match spec.queue.push(job, Instant::now()) {
@@ -189,13 +192,17 @@ impl Waiting {
         let Head {
             reply,
             more,
-            queue_time,
+            timing,
         } = head?;
         let Some(reader) = more else {
             let total = limits.arrived.elapsed();
             let metrics = &self.spec.metrics;
-            metrics.answered(self.version_named, total, queue_time);
-            return Ok(Answer { reply, more: None });
+            metrics.answered(self.version_named, total, timing.queue);
+            return Ok(Answer {
+                reply,
+                timing,
+                more: None,
+            });
         };
         let more = Parts {
             reader,
@@ -203,11 +210,12 @@ impl Waiting {
             id: self.id.clone(),
             arrived: limits.arrived,
             version_named: self.version_named,
-            queue_time,
+            queue_time: timing.queue,
             ended: false,
         };
         Ok(Answer {
             reply,
+            timing,
             more: Some(more),
         })
     }
@@ -252,6 +260,8 @@ impl Drop for Waiting {
 pub struct Answer {
     /// The reply, or the first part of it.
     pub reply: Reply,
+    /// How long that took.
+    pub timing: Timing,
     /// The bodies of the parts that follow, of a reply in parts.
     pub more: Option<Parts>,
 }

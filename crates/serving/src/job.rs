@@ -9,16 +9,47 @@ use tokio::sync::oneshot;
 use ts_types::{InferRequest, Reply};
 
 use crate::error::{Refusal, ServingError};
+use crate::names::Claim;
 use crate::sequence::SequenceId;
 use crate::stream::{StreamReader, StreamWriter, Unread, stream};
 
-/// A reply or its first part, and how long the job waited for a worker.
+/// Where the time of an answer went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// From the request's arrival until the batch that answered it was handed over.
+    pub queue: Duration,
+    /// From there until its worker's answer, without the handler's time: the way there and back.
+    pub batch: Duration,
+    /// In the backend; of a reply in parts, until the first one.
+    pub handler: Duration,
+}
+
+/// When a worker was given a batch, when it answered, and how much of that was its backend's time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ran {
+    pub(crate) handed_over: Instant,
+    pub(crate) answered: Instant,
+    pub(crate) handler: Duration,
+}
+
+impl Ran {
+    fn timing(self, arrived: Instant) -> Timing {
+        let away = self.answered.saturating_duration_since(self.handed_over);
+        Timing {
+            queue: self.handed_over.saturating_duration_since(arrived),
+            batch: away.saturating_sub(self.handler),
+            handler: self.handler,
+        }
+    }
+}
+
+/// A reply or its first part, and how long that took.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) reply: Reply,
     /// The parts that follow, of a reply in parts.
     pub(crate) more: Option<StreamReader>,
-    pub(crate) queue_time: Duration,
+    pub(crate) timing: Timing,
 }
 
 /// The caller's end of a job. Dropping it gives the job up.
@@ -55,6 +86,8 @@ pub(crate) struct Job {
     pub(crate) request: InferRequest,
     pub(crate) arrived: Instant,
     pub(crate) demand: Demand,
+    /// On its id, if that is a client's.
+    pub(crate) claim: Option<Claim>,
     place: Place,
     answer: Way,
 }
@@ -78,6 +111,7 @@ impl Job {
                 request,
                 arrived,
                 demand: Demand::default(),
+                claim: None,
                 place: Place::default(),
                 answer: Way::Whole(answer),
             },
@@ -115,14 +149,14 @@ impl Job {
     }
 
     /// Answers with the last or only part.
-    pub(crate) fn succeed(self, reply: Reply, handed_over: Instant) {
+    pub(crate) fn succeed(self, reply: Reply, ran: Ran) {
         match self.answer {
             Way::Whole(answer) => {
-                let queue_time = handed_over.saturating_duration_since(self.arrived);
+                let timing = ran.timing(self.arrived);
                 let _caller_may_have_left = answer.send(Ok(Head {
                     reply,
                     more: None,
-                    queue_time,
+                    timing,
                 }));
             }
             Way::Parts(stream) => {
@@ -139,12 +173,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Unread`] when it does not reach the caller.
-    pub(crate) fn part(
-        &mut self,
-        reply: Reply,
-        handed_over: Instant,
-        limit: usize,
-    ) -> Result<(), Unread> {
+    pub(crate) fn part(&mut self, reply: Reply, ran: Ran, limit: usize) -> Result<(), Unread> {
         if let Way::Parts(stream) = &self.answer {
             return stream.push(reply.body);
         }
@@ -155,7 +184,7 @@ impl Job {
         let first = Head {
             reply,
             more: Some(reader),
-            queue_time: handed_over.saturating_duration_since(self.arrived),
+            timing: ran.timing(self.arrived),
         };
         answer.send(Ok(first)).map_err(|_| Unread::Left)?;
         self.answer = Way::Parts(writer);

@@ -23,6 +23,7 @@ mod inference;
 mod job;
 mod management;
 mod metrics;
+mod names;
 mod order;
 mod pool;
 mod queue;
@@ -43,6 +44,7 @@ pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::Batching;
 pub use fit::BatchCost;
 pub use inference::{Answer, InferenceService, Parts};
+pub use job::Timing;
 pub use management::{
     Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
     WorkerDescription,
@@ -55,6 +57,7 @@ pub(crate) struct Core {
     config: ServingConfig,
     registry: registry::Registry,
     surroundings: Arc<pool::Surroundings>,
+    names: names::Names,
     stopping: AtomicBool,
 }
 
@@ -87,6 +90,7 @@ pub fn start(
         surroundings: Arc::new(pool::Surroundings::new(&config)),
         config,
         registry: registry::Registry::default(),
+        names: names::Names::default(),
         stopping: AtomicBool::new(false),
     });
     Ok((

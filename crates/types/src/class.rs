@@ -6,6 +6,8 @@
 pub enum Invalid {
     /// A parameter, header or body.
     Request,
+    /// The coding of a body.
+    Coding,
     /// The archive or its manifest.
     Model,
     /// A model that could not be fetched.

@@ -102,28 +102,61 @@ checked_id! {
     Version, "model version"
 }
 
-/// The server's name for one request: a random UUID in text form.
+/// The longest id that a client may give its request, in bytes.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// The name of one request: a random UUID in text form, or what its client calls it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RequestId(Arc<str>);
+pub struct RequestId {
+    text: Arc<str>,
+    of_client: bool,
+}
 
 impl RequestId {
     /// A fresh random id.
     pub fn random() -> Self {
         let mut buffer = uuid::Uuid::encode_buffer();
-        Self(Arc::from(
-            &*uuid::Uuid::new_v4().hyphenated().encode_lower(&mut buffer),
-        ))
+        let text = uuid::Uuid::new_v4().hyphenated().encode_lower(&mut buffer);
+        Self {
+            text: Arc::from(&*text),
+            of_client: false,
+        }
+    }
+
+    /// What a client calls its request: 1 to 128 bytes of visible ASCII. `None` for anything else.
+    pub fn of_client(text: &str) -> Option<Self> {
+        let sane = (1..=MAX_REQUEST_ID_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic());
+        sane.then(|| Self {
+            text: Arc::from(text),
+            of_client: true,
+        })
+    }
+
+    /// Another id, recognisable as this one: `<id>~` and 16 random digits.
+    #[must_use]
+    pub fn with_random_end(&self) -> Self {
+        let (random, _) = uuid::Uuid::new_v4().as_u64_pair();
+        Self {
+            text: Arc::from(format!("{}~{random:016x}", self.text)),
+            of_client: false,
+        }
+    }
+
+    /// Whether a client chose it, so that another request may have it too.
+    pub fn is_of_client(&self) -> bool {
+        self.of_client
     }
 
     /// The text form, as in `x-request-id`.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
 impl fmt::Display for RequestId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
+        out.write_str(&self.text)
     }
 }
 
@@ -139,6 +172,18 @@ mod tests {
         ] {
             assert!(ModelName::new(bad).is_err(), "{bad:?} was accepted");
             assert!(Version::new(bad).is_err(), "{bad:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn a_client_may_name_its_request_within_bounds() {
+        let longest = "x".repeat(128);
+        for sane in ["1", "a-b_c.D~{}", &longest] {
+            assert_eq!(RequestId::of_client(sane).unwrap().as_str(), sane);
+        }
+        let long = "x".repeat(129);
+        for other in ["", " ", "a b", "a\tb", "caf\u{e9}", &long] {
+            assert_eq!(RequestId::of_client(other), None, "{other:?}");
         }
     }
 

@@ -917,6 +917,7 @@ mod tests {
     fn replies_borrow_their_texts() {
         let (mut one, mut other) = ends();
         let done = WorkerReply::Done(BatchDone {
+            ran_micros: 1,
             outcome: BatchOutcome::Items(vec![]),
             metrics: vec![],
         });

@@ -303,6 +303,8 @@ pub struct LoadedModel {
 pub struct Chunk<'a> {
     /// The request.
     pub request_id: &'a str,
+    /// How long it has run.
+    pub ran_micros: u64,
     /// The part. Status and headers of the first one are those of the reply.
     #[serde(borrow)]
     pub outcome: ItemOutcome<'a>,
@@ -332,6 +334,8 @@ pub enum LoadFailureKind {
 /// A finished batch.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct BatchDone<'a> {
+    /// How long it ran in its backend.
+    pub ran_micros: u64,
     /// What came of it.
     #[serde(borrow)]
     pub outcome: BatchOutcome<'a>,
@@ -345,6 +349,8 @@ pub struct BatchDone<'a> {
 pub struct RequestDone<'a> {
     /// The request.
     pub request_id: &'a str,
+    /// How long it ran in its backend.
+    pub ran_micros: u64,
     /// What came of it; the payload holds the reply's body.
     #[serde(borrow)]
     pub outcome: ItemOutcome<'a>,

@@ -39,6 +39,15 @@ impl Guard {
         decide(action, rules, bearer)
     }
 
+    /// Whether whoever does this has to show a token.
+    pub(crate) fn needs_token(&self, action: Action) -> bool {
+        let rules = Rules {
+            model_api: true,
+            tokens: self.tokens.is_some(),
+        };
+        decide(action, rules, Bearer::Nobody).is_err()
+    }
+
     /// Whether there are tokens at all.
     pub(crate) fn has_tokens(&self) -> bool {
         self.tokens.is_some()

@@ -16,7 +16,7 @@ pub(crate) enum Action {
     RenewToken,
     /// Read metrics.
     ReadMetrics,
-    /// Ask which methods a path has.
+    /// Ask what there is and how it is asked for.
     AskOptions,
 }
 

@@ -9,6 +9,7 @@ use futures_util::{StreamExt as _, stream};
 use ts_types::Part;
 
 use super::RestError;
+use super::coding::Coding;
 
 /// How long a body may pause, and how long it may take before its rate counts.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
@@ -32,11 +33,26 @@ pub(crate) struct Limits {
     pub(crate) parts: usize,
 }
 
-/// Reads a body. One that arrives in one piece, as most do, is not copied.
+/// Reads a body, and decompresses it if its head says so. The limit holds for what arrives and for
+/// what comes of it.
 ///
 /// # Errors
-/// Over the limit, broken off, or stalled.
+/// Over the limit, broken off, stalled, or not in a coding that is known.
 pub(crate) async fn collect(
+    request: &HttpRequest,
+    payload: web::Payload,
+    limits: Limits,
+) -> Result<Bytes, RestError> {
+    let coding = Coding::of_body(request)?;
+    let body = arrived(request, payload, limits).await?;
+    match coding {
+        None => Ok(body),
+        Some(coding) => coding.decode(body, limits.bytes).await,
+    }
+}
+
+/// Reads a body. One that arrives in one piece, as most do, is not copied.
+async fn arrived(
     request: &HttpRequest,
     mut payload: web::Payload,
     limits: Limits,

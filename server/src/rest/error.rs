@@ -54,6 +54,23 @@ pub(crate) enum RestError {
         /// The limit.
         bytes_per_second: u64,
     },
+    /// A body in a coding that is not known, or in several.
+    #[error(
+        "the body's content-encoding is `{coding}`. Known are {}, one at a time",
+        super::coding::KNOWN
+    )]
+    UnknownCoding {
+        /// As sent.
+        coding: String,
+    },
+    /// A body that is not what its coding says.
+    #[error("the body could not be decompressed as `{coding}`: {reason}")]
+    BadCoding {
+        /// The coding.
+        coding: &'static str,
+        /// The library's words.
+        reason: String,
+    },
     /// A form that is none.
     #[error("the form could not be read: {reason}")]
     BadForm {
@@ -161,6 +178,7 @@ impl Classify for RestError {
             | Self::BrokenBody { .. }
             | Self::StalledBody { .. }
             | Self::SlowBody { .. }
+            | Self::BadCoding { .. }
             | Self::BadForm { .. }
             | Self::TooManyParts { .. }
             | Self::BadJson { .. }
@@ -170,6 +188,7 @@ impl Classify for RestError {
             | Self::BadSwitch { .. }
             | Self::BadId(_)
             | Self::UnknownName(_) => ErrorClass::InvalidRequest(Invalid::Request),
+            Self::UnknownCoding { .. } => ErrorClass::InvalidRequest(Invalid::Coding),
             Self::TooLarge { .. } => ErrorClass::TooLarge,
             Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
             Self::BadStatus { .. } | Self::HeadersTooLarge { .. } => ErrorClass::HandlerFailed,

@@ -2,7 +2,12 @@
 //! endpoint, response.
 
 pub(crate) mod body;
+mod coding;
+mod docs_page;
 mod error;
+mod events;
+mod openapi;
+mod operations;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
@@ -37,6 +42,8 @@ pub(crate) struct Edge {
     pub(crate) surfaces: Surfaces,
     /// Limits on bodies.
     pub(crate) limits: body::Limits,
+    /// Bytes from which a response is compressed for a client that accepts it; 0 for never.
+    pub(crate) min_compressed_bytes: usize,
     /// Counts and marks responses.
     pub(crate) traffic: Traffic,
     /// Metrics as text.
@@ -57,11 +64,12 @@ pub(crate) async fn serve(
     edge: web::Data<Edge>,
 ) -> HttpResponse {
     let passage = edge.traffic.enter();
-    let id = RequestId::random();
+    let id = trace::request_id(&request);
     let response = match answer(&edge, &request, payload, &id).await {
         Ok(response) => response,
         Err(error) => respond::failure(&error, &id),
     };
+    let response = coding::compressed(&request, response, edge.min_compressed_bytes).await;
     passage.leave(&request, &id, &edge, response)
 }
 

@@ -1,21 +1,24 @@
 //! From answers and failures to responses.
 
 use std::future::ready;
+use std::time::Duration;
 
 use actix_web::HttpResponse;
 use actix_web::body::{BodyStream, BoxBody};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
-    CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, InvalidHeaderValue, RETRY_AFTER,
-    SET_COOKIE,
+    ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+    InvalidHeaderValue, RETRY_AFTER, SET_COOKIE,
 };
+use futures_util::stream::LocalBoxStream;
 use futures_util::{StreamExt as _, stream};
 use parking_lot::RwLock;
 use serde::Serialize;
-use ts_serving::{Answer, ServingError};
+use ts_serving::{Answer, ServingError, Timing};
 use ts_types::{Classify as _, ErrorClass, Reply, RequestId, with_causes};
 
-use super::RestError;
+use super::events::Wanted;
+use super::{RestError, coding, events};
 use crate::status;
 
 /// Headers that belong to the connection and not to the answer: no handler may set them.
@@ -35,14 +38,30 @@ const OF_THE_CONNECTION: &[&str] = &[
 /// Bytes that all headers of one answer may have: clients break off above this.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
+/// How the time of an answer was spent, for whoever looks at it in a browser.
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+/// Proxies hand events on as they come when they see this.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
 /// A JSON body as TorchServe writes it: pretty, with a newline at the end.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
     // Our own types: their keys are text and their maps finite, so this does not fail.
-    let mut body = serde_json::to_vec_pretty(value).unwrap_or_default();
-    body.push(b'\n');
+    let mut body = serde_json::to_string_pretty(value).unwrap_or_default();
+    body.push('\n');
     HttpResponse::build(status)
         .content_type("application/json")
-        .body(body)
+        .body(without_line_separators(body))
+}
+
+/// The two characters that end a line in JavaScript and not in JSON are escaped, as in TorchServe.
+fn without_line_separators(json: String) -> String {
+    if json.contains(['\u{2028}', '\u{2029}']) {
+        json.replace('\u{2028}', "\\u2028")
+            .replace('\u{2029}', "\\u2029")
+    } else {
+        json
+    }
 }
 
 /// `{"status": …}`.
@@ -54,27 +73,44 @@ pub(crate) fn status_line(status: StatusCode, text: &str) -> HttpResponse {
     json(status, &Line { status: text })
 }
 
+/// The body of a failure.
+#[derive(Serialize)]
+struct ErrorBody {
+    code: u16,
+    r#type: &'static str,
+    message: String,
+}
+
+impl ErrorBody {
+    fn of(error: &RestError) -> (StatusCode, Self) {
+        let row = status::torchserve(error.class());
+        let body = Self {
+            code: row.status.as_u16(),
+            r#type: row.kind,
+            message: error.to_string(),
+        };
+        (row.status, body)
+    }
+}
+
+/// The body of a failure in one line.
+pub(crate) fn error_line(error: &RestError) -> String {
+    let (_, body) = ErrorBody::of(error);
+    without_line_separators(serde_json::to_string(&body).unwrap_or_default())
+}
+
 /// A failure, told to the client as its class demands and to the log if it is ours.
 pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
-    #[derive(Serialize)]
-    struct Body<'e> {
-        code: u16,
-        r#type: &'e str,
-        message: String,
-    }
-    let class = error.class();
-    log(error, class, id);
-    let row = status::torchserve(class);
+    log(error, error.class(), id);
+    let (status, body) = ErrorBody::of(error);
     if matches!(error, RestError::TooLarge { .. }) {
-        return HttpResponse::new(row.status);
+        return HttpResponse::new(status);
     }
-    let message = error.to_string();
-    let body = Body {
-        code: row.status.as_u16(),
-        r#type: row.kind,
-        message,
-    };
-    let mut response = json(row.status, &body);
+    let mut response = json(status, &body);
+    if matches!(error, RestError::UnknownCoding { .. }) {
+        let known = HeaderValue::from_static(coding::KNOWN);
+        response.headers_mut().insert(ACCEPT_ENCODING, known);
+    }
     if let RestError::Serving(ServingError::Refused {
         reason,
         retry_after,
@@ -107,20 +143,43 @@ fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
     }
 }
 
-/// What a handler answered, in as many parts as it came.
+/// What a handler answered, in as many parts as it came, or as events.
 ///
 /// # Errors
 /// As [`reply`].
-pub(crate) fn answer(answer: Answer) -> Result<HttpResponse, RestError> {
-    let Answer { reply: first, more } = answer;
-    let Some(more) = more else {
-        return reply(first);
-    };
+pub(crate) fn answer(answer: Answer, wanted: Wanted) -> Result<HttpResponse, RestError> {
+    let Answer {
+        reply: first,
+        timing,
+        more,
+    } = answer;
     let body = first.body.clone();
-    let response = reply(first)?;
+    let mut response = reply(first)?;
+    tell_timing(response.headers_mut(), timing);
     if status::is_bodiless(response.status()) {
         return Ok(response);
     }
+    let as_events = match (wanted, &more) {
+        (Wanted::No, _) | (Wanted::ForParts, None) => false,
+        (Wanted::ForParts, Some(_)) | (Wanted::Always, _) => {
+            response.status().is_success() && !is_event_stream(response.headers())
+        }
+    };
+    if as_events {
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(events::MEDIA_TYPE));
+        headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+        let first = stream::once(ready(Ok(body)));
+        let events: LocalBoxStream<'static, _> = match more {
+            Some(more) => Box::pin(events::events(first.chain(more))),
+            None => Box::pin(events::events(first)),
+        };
+        let events = events.filter(|event| ready(event.as_ref().is_ok_and(|e| !e.is_empty())));
+        return Ok(response.set_body(BoxBody::new(BodyStream::new(events))));
+    }
+    let Some(more) = more else {
+        return Ok(response);
+    };
     // An error ends the connection without the last chunk, so that the client sees it is not whole;
     // what came before it is sent first.
     let more = more.then(async |part| {
@@ -134,6 +193,31 @@ pub(crate) fn answer(answer: Answer) -> Result<HttpResponse, RestError> {
         .chain(more)
         .filter(|part| ready(part.as_ref().map_or(true, |part| !part.is_empty())));
     Ok(response.set_body(BoxBody::new(BodyStream::new(Box::pin(parts)))))
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let start = value.as_bytes().get(..events::MEDIA_TYPE.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(events::MEDIA_TYPE.as_bytes()))
+    })
+}
+
+/// Says where the time of an answer went, after what its handler says of that.
+fn tell_timing(headers: &mut HeaderMap, timing: Timing) {
+    // Whole numbers are written many times faster than those with a point.
+    let of = |time: Duration| (time.as_millis(), time.subsec_micros() % 1000);
+    let (queue, batch, handler) = (of(timing.queue), of(timing.batch), of(timing.handler));
+    let ours = format!(
+        "queue;dur={}.{:03}, batch;dur={}.{:03}, handler;dur={}.{:03}",
+        queue.0, queue.1, batch.0, batch.1, handler.0, handler.1
+    );
+    let all = match headers.get(SERVER_TIMING).map(HeaderValue::to_str) {
+        Some(Ok(theirs)) if !theirs.is_empty() => format!("{theirs}, {ours}"),
+        _ => ours,
+    };
+    if let Ok(value) = HeaderValue::from_str(&all) {
+        headers.insert(SERVER_TIMING, value);
+    }
 }
 
 /// What a handler answered. Its headers are taken as far as they can be sent.

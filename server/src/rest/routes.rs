@@ -108,11 +108,56 @@ pub(crate) enum Route<'p> {
     RenewToken,
     /// Metrics as text.
     Metrics,
-    /// What may be asked here; a browser asks before it sends anything else.
+    /// What can be asked here.
+    Description(Description<'p>),
+    /// Which methods a path has; a browser asks before it sends anything else.
     Options,
 }
 
-impl Route<'_> {
+/// Which description is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Description<'p> {
+    /// TorchServe's of this listener.
+    Listener,
+    /// TorchServe's of one model's predictions.
+    Predictions {
+        /// The model.
+        model: &'p str,
+        /// The version.
+        version: Option<&'p str>,
+    },
+    /// TorchServe's of one model's management.
+    Management {
+        /// The model.
+        model: &'p str,
+        /// The version, or `all`.
+        version: Option<&'p str>,
+    },
+    /// Ours of this listener, for programs.
+    Ours,
+    /// The same for people.
+    Page,
+}
+
+impl<'p> Route<'p> {
+    /// The description that `OPTIONS` of the same path gives, where there is one.
+    fn described_by_options(self) -> Option<Description<'p>> {
+        match self {
+            Self::Predict(Predict {
+                model: Some(model),
+                version,
+                told:
+                    Told::Route {
+                        url_path: "",
+                        explain: false,
+                    },
+            }) => Some(Description::Predictions { model, version }),
+            Self::Describe { model, version } => Some(Description::Management { model, version }),
+            Self::Description(Description::Listener) => Some(Description::Listener),
+            _ => None,
+        }
+    }
+
     /// What it does, as far as permission goes.
     pub(crate) fn action(&self) -> Action {
         match self {
@@ -126,7 +171,7 @@ impl Route<'_> {
             Self::Register | Self::Unregister { .. } => Action::ChangeModels,
             Self::RenewToken => Action::RenewToken,
             Self::Metrics => Action::ReadMetrics,
-            Self::Options => Action::AskOptions,
+            Self::Description(_) | Self::Options => Action::AskOptions,
         }
     }
 }
@@ -143,16 +188,31 @@ pub(crate) fn find<'p>(
     let path = path.strip_prefix('/').unwrap_or(path).trim_end_matches('/');
     if *method == Method::OPTIONS {
         // Never runs a model; any other method of a path tells whether the path is there.
-        let there = find_as(surface, &Method::GET, path);
-        return match there {
+        return match find_as(surface, &Method::GET, path) {
             Err(RestError::NoSuchRoute) => Err(RestError::NoSuchRoute),
-            _ => Ok(Route::Options),
+            _ if path.is_empty() => Ok(Route::Description(Description::Listener)),
+            Ok(found) => Ok(found
+                .described_by_options()
+                .map_or(Route::Options, Route::Description)),
+            Err(_) => Ok(Route::Options),
         };
     }
     find_as(surface, method, path)
 }
 
 fn find_as<'p>(surface: Surface, method: &Method, path: &'p str) -> Result<Route<'p>, RestError> {
+    if surface != Surface::NONE
+        && let Some(description) = description(path)
+    {
+        return match description {
+            Description::Ours | Description::Page
+                if *method != Method::GET && *method != Method::HEAD =>
+            {
+                Err(RestError::NotAllowed)
+            }
+            description => Ok(Route::Description(description)),
+        };
+    }
     if surface.inference
         && let Some(route) = inference(path)
     {
@@ -170,6 +230,16 @@ fn find_as<'p>(surface: Surface, method: &Method, path: &'p str) -> Result<Route
         Err(RestError::NotAllowed)
     } else {
         Err(RestError::NoSuchRoute)
+    }
+}
+
+/// What every listener has.
+fn description(path: &str) -> Option<Description<'_>> {
+    match path {
+        "api-description" => Some(Description::Listener),
+        "openapi.json" => Some(Description::Ours),
+        "docs" => Some(Description::Page),
+        _ => None,
     }
 }
 

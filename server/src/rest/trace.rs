@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
-use actix_web::http::{ConnectionType, StatusCode};
+use actix_web::http::{ConnectionType, StatusCode, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use ts_types::RequestId;
@@ -21,8 +21,43 @@ const NEVER_STORED: HeaderValue =
 const LONG_AGO: HeaderValue = HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Where a request stands in a trace that spans services (W3C Trace Context).
+pub(crate) const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+
 /// How often the end of the last request is looked for while the server stops.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+/// What the client calls its request, if that can be used, else a fresh id.
+pub(crate) fn request_id(request: &HttpRequest) -> RequestId {
+    let sent = request.headers().get(REQUEST_ID);
+    let sent = sent.and_then(|value| RequestId::of_client(value.to_str().ok()?));
+    sent.unwrap_or_else(RequestId::random)
+}
+
+/// The request's place in a trace, if it has a valid one. Of versions to come only the beginning is
+/// known.
+pub(crate) fn trace_parent(request: &HttpRequest) -> Option<&HeaderValue> {
+    let mut all = request.headers().get_all(TRACE_PARENT);
+    let (value, None) = (all.next()?, all.next()) else {
+        return None;
+    };
+    let text = value.to_str().ok()?;
+    let mut fields = text.split('-');
+    let [version, trace, parent, flags] = std::array::from_fn(|_| fields.next());
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let hex = |field: &str, digits| field.len() == digits && field.bytes().all(is_hex);
+    let some = |field: &str| field.bytes().any(|byte| byte != b'0');
+    let (version, trace, parent) = (version?, trace?, parent?);
+    let valid = hex(version, 2)
+        && version != "ff"
+        && hex(trace, 32)
+        && some(trace)
+        && hex(parent, 16)
+        && some(parent)
+        && hex(flags?, 2)
+        && (version != "00" || fields.next().is_none());
+    valid.then_some(value)
+}
 
 /// The requests in work, and what all responses have in common.
 pub(crate) struct Traffic {
@@ -143,6 +178,9 @@ impl Passage<'_> {
         if let Ok(id) = HeaderValue::from_str(id.as_str()) {
             headers.insert(REQUEST_ID, id);
         }
+        if let Some(parent) = trace_parent(request) {
+            headers.insert(TRACE_PARENT, parent.clone());
+        }
         headers.insert(PRAGMA, NO_CACHE);
         headers.insert(CACHE_CONTROL, NEVER_STORED);
         headers.insert(EXPIRES, LONG_AGO);
@@ -159,6 +197,12 @@ impl Passage<'_> {
         self.traffic.counts.count(status);
         self.log(request, status);
         if matches!(response.body().size(), BodySize::Stream) {
+            if request.version() < Version::HTTP_11 {
+                // Knows no chunks: the end of the connection is the end of the body.
+                let head = response.head_mut();
+                head.no_chunking(true);
+                head.set_connection_type(ConnectionType::Close);
+            }
             let in_work = InWork::enter(web::Data::clone(edge));
             return response.map_body(|_, body| {
                 BoxBody::new(Held {
@@ -187,6 +231,53 @@ impl Passage<'_> {
                 target: "ACCESS_LOG",
                 "127.0.0.1 \"{method} {uri} {version:?}\" {status} {milliseconds}"
             ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::test::TestRequest;
+
+    use super::*;
+
+    #[test]
+    fn a_trace_is_passed_on_if_it_is_one() {
+        const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+        let parent = |value: String| {
+            let request = TestRequest::get().insert_header((TRACE_PARENT, value));
+            trace_parent(&request.to_http_request()).is_some()
+        };
+        assert!(parent(format!("00-{TRACE}-b7ad6b7169203331-01")));
+        assert!(parent(format!("cc-{TRACE}-b7ad6b7169203331-01-more")));
+        for other in [
+            format!("00-{TRACE}-b7ad6b7169203331-01-more"),
+            format!("ff-{TRACE}-b7ad6b7169203331-01"),
+            format!("00-{}-b7ad6b7169203331-01", "0".repeat(32)),
+            format!("00-{TRACE}-0000000000000000-01"),
+            format!("00-{}-b7ad6b7169203331-01", TRACE.to_uppercase()),
+            format!("00-{TRACE}-b7ad6b7169203331"),
+            format!("00-{TRACE}-b7ad6b716920333-01"),
+            String::new(),
+        ] {
+            assert!(!parent(other.clone()), "{other}");
+        }
+        let twice = TestRequest::get()
+            .append_header((TRACE_PARENT, format!("00-{TRACE}-b7ad6b7169203331-01")))
+            .append_header((TRACE_PARENT, format!("00-{TRACE}-b7ad6b7169203332-01")));
+        assert!(trace_parent(&twice.to_http_request()).is_none());
+    }
+
+    #[test]
+    fn a_client_may_name_its_request() {
+        let named = |value: &'static [u8]| {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            let request = TestRequest::get().insert_header((REQUEST_ID, value));
+            request_id(&request.to_http_request()).as_str().to_owned()
+        };
+        assert_eq!(named(b"mine-1"), "mine-1");
+        for other in [&b"two words"[..], b"caf\xe9", b"", &[b'x'; 129]] {
+            assert_eq!(named(other).len(), 36, "{other:?}");
         }
     }
 }

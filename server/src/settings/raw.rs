@@ -249,6 +249,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("max_request_size", bytes(1), "6553500", "Bytes that a request body may have.").environment(),
     key("max_response_size", bytes(1), "6553500", "Bytes that an answer of a worker may have.").environment(),
     key("max_request_parts", count(1, 1_000_000), "256", "Fields that a form may have.").environment().ours(),
+    key("min_compressed_size", bytes(0), "1024", "Bytes from which a response body is compressed for clients that accept it; 0 switches compression off.").environment().ours(),
     key("cors_allowed_origin", Kind::Text, "", "`Access-Control-Allow-Origin` of every response.").environment(),
     key("cors_allowed_methods", Kind::Text, "", "`Access-Control-Allow-Methods` of every response.").environment(),
     key("cors_allowed_headers", Kind::Text, "", "`Access-Control-Allow-Headers` of every response.").environment(),

@@ -29,6 +29,8 @@ pub(crate) struct Http {
     pub(crate) max_request_bytes: usize,
     /// Fields of a form at most.
     pub(crate) max_request_parts: usize,
+    /// Bytes from which a response is compressed; 0 for never.
+    pub(crate) min_compressed_bytes: usize,
     /// `Access-Control-*` headers of every response.
     pub(crate) cors: Vec<(&'static str, String)>,
 }
@@ -480,6 +482,7 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
     };
     let max_request_bytes = reader.size("max_request_size");
     let max_request_parts = reader.size("max_request_parts");
+    let min_compressed_bytes = reader.size("min_compressed_size");
     let cors = [
         ("access-control-allow-origin", "cors_allowed_origin"),
         ("access-control-allow-methods", "cors_allowed_methods"),
@@ -513,6 +516,7 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
         threads,
         max_request_bytes,
         max_request_parts,
+        min_compressed_bytes,
         cors: cors_headers,
     })
 }

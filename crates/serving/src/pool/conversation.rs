@@ -16,6 +16,8 @@ use ts_wire::frame::{RunFailure, WorkerReply, WorkerRequest};
 use ts_wire::{Departures, Receiver, Sender, WireError};
 
 use crate::error::{ServingError, StartFailure};
+use crate::job::Ran;
+use crate::names::Claim;
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
 
@@ -47,6 +49,9 @@ struct Request {
     broken_off: Option<Instant>,
     /// The worker was told so.
     told: bool,
+    /// No other request may have its id as long as the worker has it.
+    #[expect(dead_code, reason = "held for its drop")]
+    claim: Option<Claim>,
 }
 
 impl Dispatcher {
@@ -216,15 +221,19 @@ impl Dispatcher {
                 match incoming.header()? {
                     WorkerReply::Chunks(chunks) => {
                         let mut state = in_flight.state.lock();
-                        each_part(chunks, incoming.payload, |id, part| match part {
+                        each_part(chunks, incoming.payload, |id, handler, part| match part {
                             Ok(reply) => {
                                 let Some(request) = state.requests.get_mut(id) else {
                                     return;
                                 };
                                 request.due = heard.checked_add(limit);
-                                let handed_over = request.handed_over;
+                                let ran = Ran {
+                                    handed_over: request.handed_over,
+                                    answered: heard,
+                                    handler,
+                                };
                                 if let Some(held) = &mut request.held {
-                                    held.part(reply, handed_over, unread_limit, departures);
+                                    held.part(reply, ran, unread_limit, departures);
                                 }
                             }
                             Err(failure) => {
@@ -246,13 +255,17 @@ impl Dispatcher {
                         self.answered();
                         if let Some(request) = request {
                             if let Some(Held { job, .. }) = request.held {
+                                let ran = Ran {
+                                    handed_over: request.handed_over,
+                                    answered: heard,
+                                    handler: Duration::from_micros(done.ran_micros),
+                                };
                                 match outcome {
-                                    Ok(reply) => job.succeed(reply, request.handed_over),
+                                    Ok(reply) => job.succeed(reply, ran),
                                     Err(failure) => job.fail(ServingError::Run(failure)),
                                 }
                             }
-                            let took = request.handed_over.elapsed();
-                            self.record(&done.metrics, request.handed_over, took);
+                            self.record(&done.metrics, heard);
                         }
                     }
                     _ => return Err(WireError::Malformed("words that answer no request")),
@@ -325,12 +338,14 @@ impl InFlight<'_> {
     fn add(&self, held: Held, limit: Duration) {
         let now = Instant::now();
         let id = held.job.request.id.as_str().to_owned();
+        let claim = held.job.claim.clone();
         let request = Request {
             handed_over: now,
             due: now.checked_add(limit),
             held: Some(held),
             broken_off: None,
             told: false,
+            claim,
         };
         let mut state = self.state.lock();
         state.requests.insert(id, request);

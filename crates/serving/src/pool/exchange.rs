@@ -12,7 +12,7 @@ use ts_wire::frame::{
 use ts_wire::{Channel, Departures, Sender, WireError};
 
 use crate::error::ServingError;
-use crate::job::Job;
+use crate::job::{Job, Ran};
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::queue::{Batch, Running, Taken};
 
@@ -64,14 +64,8 @@ impl Held {
     }
 
     /// Passes a part of the reply on.
-    pub(super) fn part(
-        &mut self,
-        reply: Reply,
-        handed_over: Instant,
-        limit: usize,
-        departures: &Departures,
-    ) {
-        if self.job.part(reply, handed_over, limit).is_err() {
+    pub(super) fn part(&mut self, reply: Reply, ran: Ran, limit: usize, departures: &Departures) {
+        if self.job.part(reply, ran, limit).is_err() {
             self.tell_departure(departures);
         }
     }
@@ -80,8 +74,7 @@ impl Held {
 /// A batch that has run. Jobs that ended before it did are gone from it.
 struct Round {
     held: Vec<Option<Held>>,
-    handed_over: Instant,
-    took: Duration,
+    ran: Ran,
     outcome: Result<Replies, RunFailure>,
 }
 
@@ -123,7 +116,7 @@ impl Dispatcher {
             None => return Ok(()),
         };
         if round.outcome.is_ok() {
-            running.took(round.took);
+            running.took(round.ran.answered - round.ran.handed_over);
         }
         // Halves that wait, the next one last.
         let mut waiting: Vec<Vec<Job>> = Vec::new();
@@ -144,7 +137,7 @@ impl Dispatcher {
                         Err(failure) => self.over_memory([failure]),
                         Ok(replies) => self.over_memory(failures_of(replies)),
                     };
-                    answer(round.held, outcome, round.handed_over);
+                    answer(round.held, outcome, round.ran);
                     if let Some(failure) = lost {
                         self.put_back_all(waiting);
                         return Err(End::Lost(failure));
@@ -253,7 +246,7 @@ impl Dispatcher {
         let replies = match round.outcome {
             Ok(replies) => replies,
             Err(failure) => {
-                answer(round.held, Err(failure), round.handed_over);
+                answer(round.held, Err(failure), round.ran);
                 return Vec::new();
             }
         };
@@ -266,11 +259,11 @@ impl Dispatcher {
             }
             match reply {
                 Ok(reply) if goes_on(&reply) => {
-                    held.part(reply, round.handed_over, limit, &worker.departures);
+                    held.part(reply, round.ran, limit, &worker.departures);
                     held.known = true;
                     live.push(held);
                 }
-                Ok(reply) => held.job.succeed(reply, round.handed_over),
+                Ok(reply) => held.job.succeed(reply, round.ran),
                 Err(failure) => held.job.fail(ServingError::Run(failure)),
             }
         }
@@ -373,19 +366,26 @@ impl Dispatcher {
             };
             match incoming.header() {
                 Ok(WorkerReply::Done(done)) => {
-                    let backend_time = handed_over.elapsed();
-                    let BatchDone { outcome, metrics } = done;
+                    let answered = Instant::now();
+                    let BatchDone {
+                        outcome,
+                        metrics,
+                        ran_micros,
+                    } = done;
                     let outcome = match replies(outcome, incoming.payload, held.len()) {
                         Ok(outcome) => outcome,
                         Err(error) => break error,
                     };
                     *unsuccessful = 0;
                     self.answered();
-                    self.record(&metrics, handed_over, backend_time);
+                    self.record(&metrics, answered);
                     return Ok(Some(Round {
                         held,
-                        handed_over,
-                        took: backend_time,
+                        ran: Ran {
+                            handed_over,
+                            answered,
+                            handler: Duration::from_micros(ran_micros),
+                        },
                         outcome,
                     }));
                 }
@@ -469,7 +469,8 @@ impl Dispatcher {
         (handed_over, departures): (Instant, &Departures),
     ) -> Result<(), WireError> {
         let limit = self.unread_limit();
-        each_part(chunks, payload, |id, part| {
+        let answered = Instant::now();
+        each_part(chunks, payload, |id, handler, part| {
             let named = |held: &&mut Option<Held>| {
                 let held = held.as_ref();
                 held.is_some_and(|held| held.job.request.id.as_str() == id)
@@ -478,7 +479,14 @@ impl Dispatcher {
                 return;
             };
             match (part, slot) {
-                (Ok(reply), Some(held)) => held.part(reply, handed_over, limit, departures),
+                (Ok(reply), Some(held)) => {
+                    let ran = Ran {
+                        handed_over,
+                        answered,
+                        handler,
+                    };
+                    held.part(reply, ran, limit, departures);
+                }
                 (Err(failure), slot) => {
                     if let Some(held) = slot.take() {
                         held.job.fail(ServingError::Run(failure));
@@ -489,17 +497,11 @@ impl Dispatcher {
         })
     }
 
-    /// Records what a handler measured, and what the dispatcher added to the backend's time.
-    pub(super) fn record(
-        &self,
-        events: &[MetricEvent<'_>],
-        handed_over: Instant,
-        backend_time: Duration,
-    ) {
+    /// Records what a handler measured, and what the dispatcher added once its worker had answered.
+    pub(super) fn record(&self, events: &[MetricEvent<'_>], answered: Instant) {
         let model = &self.spec.model;
         self.spec.surroundings.handler_metrics.record(model, events);
-        let overhead = handed_over.elapsed().saturating_sub(backend_time);
-        self.spec.metrics.batch_done(overhead);
+        self.spec.metrics.batch_done(answered.elapsed());
     }
 }
 
@@ -520,7 +522,7 @@ fn jobs_of(held: Vec<Option<Held>>) -> impl Iterator<Item = Job> {
     held.into_iter().flatten().map(|held| held.job)
 }
 
-fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, handed_over: Instant) {
+fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, ran: Ran) {
     match outcome {
         Err(failure) => {
             for job in jobs_of(held) {
@@ -533,7 +535,7 @@ fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, handed_
                     continue;
                 };
                 match reply {
-                    Ok(reply) => job.succeed(reply, handed_over),
+                    Ok(reply) => job.succeed(reply, ran),
                     Err(failure) => job.fail(ServingError::Run(failure)),
                 }
             }
@@ -647,15 +649,16 @@ fn replies(
     items.collect::<Result<_, _>>().map(Ok)
 }
 
-/// Calls `part` with each part of a reply.
+/// Calls `part` with each part of a reply, and how long its request had run.
 pub(super) fn each_part(
     chunks: Vec<Chunk<'_>>,
     payload: &[u8],
-    mut part: impl FnMut(&str, Result<Reply, RunFailure>),
+    mut part: impl FnMut(&str, Duration, Result<Reply, RunFailure>),
 ) -> Result<(), WireError> {
     let mut rest = payload;
     for chunk in chunks {
-        part(chunk.request_id, reply(chunk.outcome, &mut rest)?);
+        let ran = Duration::from_micros(chunk.ran_micros);
+        part(chunk.request_id, ran, reply(chunk.outcome, &mut rest)?);
     }
     Ok(())
 }

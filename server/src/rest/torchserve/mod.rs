@@ -1,6 +1,7 @@
 //! TorchServe's REST dialect: each endpoint decodes, calls the core, encodes.
 
 mod batching;
+mod description;
 mod management;
 mod metrics;
 mod ping;
@@ -36,6 +37,7 @@ pub(super) async fn answer(
         Route::Ready { model } => management::ready(edge, model),
         Route::RenewToken => management::renew_token(edge, request),
         Route::Metrics => Ok(metrics::metrics(edge, request)),
+        Route::Description(what) => description::describe(edge, request, what),
         Route::Options => Ok(HttpResponse::Ok()
             .insert_header((ALLOW, "GET, POST, PUT, PATCH, DELETE, OPTIONS"))
             .finish()),

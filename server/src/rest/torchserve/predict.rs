@@ -3,13 +3,15 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use actix_web::{HttpRequest, HttpResponse, web};
 use ts_types::{Headers, InferRequest, ModelName, Part, RequestId, RequestKind, Urgency, Version};
 
 use crate::rest::body::{Fields, Limits};
+use crate::rest::events::Wanted;
 use crate::rest::query::Parameters;
 use crate::rest::routes::{Predict, Told};
-use crate::rest::{Edge, RestError, body, respond};
+use crate::rest::{Edge, RestError, body, respond, trace};
 
 /// Names that tell the handler what the server decided. A client's own are dropped.
 const RESERVED: &[&str] = &[
@@ -29,7 +31,7 @@ const TIMEOUT: &str = "x-request-timeout-ms";
 /// Runs a model.
 pub(super) async fn predict(
     edge: &Edge,
-    request: &HttpRequest,
+    http: &HttpRequest,
     payload: web::Payload,
     id: &RequestId,
     route: Predict<'_>,
@@ -37,10 +39,10 @@ pub(super) async fn predict(
     // Names are checked before the body is read: a wrong one costs nothing.
     let named = route.model.map(ModelName::new).transpose()?;
     let version = route.version.map(Version::new).transpose()?;
-    let urgency = urgency(request)?;
-    let bytes = body::collect(request, payload, edge.limits).await?;
-    let mut parts = body::parts(body::content_type(request), bytes, edge.limits).await?;
-    let mut headers = client_headers(request);
+    let urgency = urgency(http)?;
+    let bytes = body::collect(http, payload, edge.limits).await?;
+    let mut headers = client_headers(http, bytes.len());
+    let mut parts = body::parts(body::content_type(http), bytes, edge.limits).await?;
     let mut explains = |explain: bool| {
         let text = if explain { "True" } else { "False" };
         headers.push(("explain".to_owned(), text.to_owned()));
@@ -62,7 +64,7 @@ pub(super) async fn predict(
             named
         }
         Told::QueryFields => {
-            let query = Parameters::of_query(request.query_string());
+            let query = Parameters::of_query(http.query_string());
             let model = match named {
                 Some(model) => Some(model),
                 None => model_of(edge, &query, &parts)?,
@@ -82,7 +84,7 @@ pub(super) async fn predict(
         headers,
         urgency,
     };
-    respond::answer(edge.inference.infer(request).await?)
+    respond::answer(edge.inference.infer(request).await?, Wanted::by(http))
 }
 
 fn urgency(request: &HttpRequest) -> Result<Urgency, RestError> {
@@ -140,19 +142,25 @@ fn with_query(parts: Vec<Part>, query: Parameters, limits: Limits) -> Result<Vec
     Ok(fields.finish())
 }
 
-/// The client's headers; of several with one name the last counts. Bytes beyond ASCII are Latin-1,
-/// as HTTP has it.
-fn client_headers(request: &HttpRequest) -> Headers {
+/// The client's headers, for a body of so many bytes; of several with one name the last counts. Bytes
+/// beyond ASCII are Latin-1, as HTTP has it.
+fn client_headers(request: &HttpRequest, body_bytes: usize) -> Headers {
+    let decoded = request.headers().contains_key(CONTENT_ENCODING);
     let mut headers = Headers::with_capacity(request.headers().len() + 2);
     for (name, value) in request.headers() {
-        let name = name.as_str();
-        if RESERVED.contains(&name) {
+        if RESERVED.contains(&name.as_str())
+            || name == CONTENT_ENCODING
+            || name == trace::TRACE_PARENT && trace::trace_parent(request).is_none()
+        {
             continue;
         }
         let value = match value.to_str() {
+            // Of the body that the handler gets.
+            Ok(_) if decoded && name == CONTENT_LENGTH => body_bytes.to_string(),
             Ok(text) => text.to_owned(),
             Err(_) => value.as_bytes().iter().copied().map(char::from).collect(),
         };
+        let name = name.as_str();
         match headers.iter_mut().find(|(earlier, _)| earlier == name) {
             Some((_, earlier)) => *earlier = value,
             None => headers.push((name.to_owned(), value)),
@@ -178,7 +186,7 @@ mod tests {
             .append_header(("x-own", "2"))
             .append_header(("x-name", &b"caf\xe9"[..]))
             .to_http_request();
-        let mut headers = client_headers(&request);
+        let mut headers = client_headers(&request, 0);
         headers.sort();
         let expected = [("x-name", "caf\u{e9}"), ("x-own", "2")];
         assert_eq!(headers, expected.map(|(k, v)| (k.to_owned(), v.to_owned())));
