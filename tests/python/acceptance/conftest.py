@@ -1,43 +1,14 @@
-"""What the modules share: a web server to fetch archives from, and models of torch without weights."""
+"""What the modules share: a web server to fetch archives from, and a classifier of digits."""
 
 import http.server
-import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness import archive, write_files
-from PIL import Image
 
-# The "digit" of an image is the tenth of its brightness: a classifier that needs no training.
-DIGITS = """
-import torch
-
-class Digits(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("levels", torch.arange(10) / 10)
-
-    def forward(self, images):
-        brightness = images.mean(dim=(1, 2, 3)).unsqueeze(1)
-        return -((brightness - self.levels) ** 2)
-"""
-DIGIT_HANDLER = """
-from torchvision.transforms import ToTensor
-from ts.torch_handler.vision_handler import VisionHandler
-
-class DigitHandler(VisionHandler):
-    image_processing = ToTensor()
-
-    def postprocess(self, data):
-        return data.argmax(1).tolist()
-
-    def get_insights(self, tensor_data, raw_data, target=0):
-        tensor_data = tensor_data.clone().requires_grad_()
-        self.model(tensor_data)[:, target].sum().backward()
-        return tensor_data.grad.tolist()
-"""
+from acceptance.digits import HANDLER, MODEL
 
 
 class Web:
@@ -76,7 +47,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     folder = tmp_path_factory.mktemp("digits")
-    write_files(folder, {"digits.py": DIGITS, "digit_handler.py": DIGIT_HANDLER})
+    write_files(folder, {"digits.py": MODEL, "digit_handler.py": HANDLER})
     torch.save({"levels": torch.arange(10) / 10}, folder / "digits.pt")
     archive(
         folder,
@@ -84,10 +55,3 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--model-file", folder / "digits.py", "--serialized-file", folder / "digits.pt"),
     )
     return folder / "mnist.mar"
-
-
-def image(digit: int) -> bytes:
-    """A picture that the classifier of digits takes for this one."""
-    encoded = io.BytesIO()
-    Image.new("L", (28, 28), round(digit * 25.5)).save(encoded, "PNG")
-    return encoded.getvalue()

@@ -111,7 +111,8 @@ def test_a_badly_glued_line_does_not_stop_the_start(start):
     """Two settings on one line, and a last line without its end."""
     server = start.make()
     server.config_file.write_text(
-        server.config_file.read_text() + "async_logging=trueservice_envelope=kserve\njob_queue_size=7"
+        server.config_file.read_text()
+        + "async_logging=trueservice_envelope=kserve\njob_queue_size=7"
     )
     server.start()
     server.serve("who", WHO)

@@ -132,9 +132,7 @@ def test_each_api_has_its_key(start):
     told = keys(server)
     assert set(told) == {"management", "inference", "API"}
     management, inference = told["management"]["key"], told["inference"]["key"]
-    answer = server.manage(
-        "POST", "/models?url=m&initial_workers=1", headers=bearer(management)
-    )
+    answer = server.manage("POST", "/models?url=m&initial_workers=1", headers=bearer(management))
     assert answer.status_code == 200, answer.text
     assert status(server, "management", management) == 200
     assert status(server, "inference", inference) == 200

@@ -7,8 +7,9 @@ import shutil
 import time
 
 import pytest
-from acceptance.conftest import image
 from harness import at_once, wait_until, write_model
+
+from acceptance.digits import image
 
 TAILS = """
 def handle(data, context):
