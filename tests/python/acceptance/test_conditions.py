@@ -5,6 +5,7 @@ the command line.
 """
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -86,6 +87,43 @@ def test_the_python_launcher_starts_hears_and_stops_a_server(start):
         "failed True",
     ], done.stdout
     assert not (server.temp / ".model_server.pid").exists()
+
+
+# The command with a package in the engine's place and a GPU that is not there.
+LANGUAGE_MODEL = """
+import sys, types
+sys.modules["vllm"] = module = types.ModuleType("vllm")
+module.__spec__ = types.SimpleNamespace(name="vllm")
+from ts import llm_launcher
+llm_launcher.device_count = lambda: 1
+llm_launcher.main(["--model_name", "chat", "--disable_token_auth"])
+"""
+
+
+def test_the_launcher_of_language_models_becomes_the_server(start):
+    """ts.llm_launcher: signals and the exit code are the server's."""
+    server = start.make()
+    (server.folder / "model_store").mkdir()
+    with server.output_file.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LANGUAGE_MODEL],
+            cwd=server.folder,
+            env=server.env | {"TORCHSERVE": str(SERVER), "PYTHONPATH": str(ROOT / "handlers")},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        server.wait_for_output("Model server started")
+        assert int((server.temp / ".model_server.pid").read_text()) == process.pid
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) == 0, server.output
+    finally:
+        process.kill()
+        process.wait()
+    assert (server.folder / "model_store/chat/model-config.yaml").exists()
+    assert not (server.folder / "key_file.json").exists()
+    assert not (server.folder / "logs/config").exists(), "it is started without snapshots"
 
 
 def test_options_may_stand_with_an_equals_sign(start):

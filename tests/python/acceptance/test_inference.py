@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Starter
-from harness import archive, write_files
+from harness import archive, wait_until, write_files
 
 from acceptance.digits import image
 
@@ -265,10 +265,16 @@ def test_an_explanation_is_a_list_of_one(server):
 
 @pytest.mark.parametrize("envelope", ["kserve", "kservev2"])
 def test_kserves_envelopes(start, parts, envelope):
-    """postman/inference_kf and inference_kfv2, and row 57: both routes of both envelopes."""
+    """postman/inference_kf and inference_kfv2, https_kf and https_kfv2 but for TLS, and row 57."""
     server = start([f"service_envelope={envelope}"])
     pack(server.store, parts, "values", ["--handler", "values.py"])
     assert server.register("values.mar").status_code == 200
+    assert server.describe("values")["modelName"] == "values"
+    for workers, synchronous, status in ((5, "true", 200), (6, "false", 202)):
+        path = f"/models/values?min_worker={workers}&synchronous={synchronous}"
+        assert server.manage("PUT", path).status_code == status
+    wait_until("six are ready", lambda: len(server.worker_pids("values")) == 6)
+    server.wait_for_workers("values")
     if envelope == "kserve":
         body = json.dumps({"instances": [{"data": base64.b64encode(b"image").decode()}]})
         predicted = server.infer("/v1/models/values:predict", body)

@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from harness import at_once, wait_until, write_model
+from harness import LIMIT, at_once, wait_until, write_model
 
 from acceptance.digits import image
 
@@ -219,6 +219,17 @@ def test_uploads_by_put_form_a_batch(server):
     answers = at_once([lambda: server.predict("text", b"some text", method="PUT")] * 2)
     assert [(answer.status_code, answer.text) for answer in answers] == [(200, "Not Accepted")] * 2
     assert time.monotonic() - begun < 8, "a full batch does not wait"
+
+
+@pytest.mark.parametrize("listener", ["inference", "management", "metrics_api"])
+def test_each_listener_describes_its_api(server, listener):
+    """postman/https, as far as it is not TLS: `OPTIONS /` on each of them."""
+    answer = server.session.options(getattr(server, listener) + "/", timeout=LIMIT)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    described = answer.json()
+    assert (described["openapi"], described["info"]["title"]) == ("3.0.1", "TorchServe APIs")
+    assert described["paths"]
 
 
 def test_the_list_may_have_a_slash_at_its_end(server):
