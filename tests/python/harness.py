@@ -180,6 +180,9 @@ class Server:
             ports.append(f"python={ROOT / '.venv/bin/python'}")
         self.config_file = folder / "config.properties"
         self.config_file.write_text("\n".join([*ports, *config]) + "\n")
+        # The configuration it is told to read, and the usual departures from what is safe.
+        self.told_config: list[str | Path] = ["--ts-config", self.config_file]
+        self.switches = ["--ncs", "--disable-token-auth", "--enable-model-api"]
         self.args = list(args)
         hidden = ("TS_", "TEMP", "LOG_LOCATION", "METRICS_LOCATION")
         inherited = os.environ if inherit_env else {}
@@ -194,9 +197,8 @@ class Server:
 
     def command(self, *more: str | Path) -> list[str | Path]:
         """The command line that starts it, in the foreground unless `--foreground` is taken out."""
-        paths = ["--model-store", self.store, "--ts-config", self.config_file]
-        allowed = ["--disable-token-auth", "--enable-model-api", "--ready-file", self.ready_file]
-        return [*self.prefix, SERVER, "--start", "--ncs", *paths, *allowed, *self.args, *more]
+        paths = ["--model-store", self.store, *self.told_config, "--ready-file", self.ready_file]
+        return [*self.prefix, SERVER, "--start", *self.switches, *paths, *self.args, *more]
 
     def start(self) -> "Server":
         """Starts it in the foreground and waits until it listens."""

@@ -41,7 +41,7 @@ use crate::pool::devices::{Devices, PoolDevices};
 use crate::pool::hosts::HostLease;
 use crate::pool::limits::Confinement;
 use crate::pool::python::PythonError;
-use crate::pool::slots::Slots;
+use crate::pool::slots::{Slot, Slots};
 use crate::pool::zygote::Zygote;
 use crate::queue::{Queue, QueueRules};
 use crate::resources::Resources;
@@ -300,8 +300,16 @@ impl Pool {
                 });
             }
         }
-        let starting = state.list[before..]
+        // Those that an earlier call has begun to start are waited for like those of this one.
+        let is_coming = |slot: &&Slot| {
+            let status = slot.status.borrow();
+            status.phase == Phase::Starting && status.last_failure.is_none()
+        };
+        let (earlier, new) = state.list.split_at(before);
+        let starting = earlier
             .iter()
+            .filter(is_coming)
+            .chain(new)
             .map(|slot| slot.status.clone())
             .collect();
         drop(state);
