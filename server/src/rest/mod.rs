@@ -6,7 +6,7 @@ mod error;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
-mod torchserve;
+pub(crate) mod torchserve;
 mod trace;
 
 use std::net::SocketAddr;

@@ -104,7 +104,7 @@ pub(super) async fn register(
     })
 }
 
-fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
+pub(crate) fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
     parameters.warn_unknown(&[
         "autoscale",
         "batch_size",
@@ -217,7 +217,7 @@ pub(super) async fn scale(
     })
 }
 
-fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
+pub(crate) fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
     let (min, max) = (query.number("min_worker"), query.number("max_worker"));
     let autoscale = switch(query)?;
     // With what is there now only the core can compare.

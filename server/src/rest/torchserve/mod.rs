@@ -1,7 +1,7 @@
 //! TorchServe's REST dialect: each endpoint decodes, calls the core, encodes.
 
 mod batching;
-mod management;
+pub(crate) mod management;
 mod metrics;
 mod ping;
 mod predict;

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Builds the fuzz targets and runs them side by side; docs/testing.md tells of it.
+
+    tests/fuzz/run.py [--seconds N] [--jobs N] [TARGET ...]
+
+The targets are the files of `src/bin`, linked with libFuzzer. The compiler counts the edges that an
+input takes, by flags that stable Rust has; the sanitizers, which it has not, are no loss in code
+without `unsafe`. Panics, hangs and memory are found without them.
+"""
+
+import argparse
+import gzip
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+# Instrumented builds of every crate must not meet the others.
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "fuzz"
+TRIPLE = re.search(
+    "host: (.*)", subprocess.run(["rustc", "-vV"], capture_output=True, text=True).stdout
+)[1]
+
+FLAGS = """
+    --cfg fuzzing -Cpasses=sancov-module
+    -Cllvm-args=-sanitizer-coverage-level=4
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
+    -Cllvm-args=-sanitizer-coverage-pc-table
+    -Cllvm-args=-sanitizer-coverage-trace-compares
+""".split()
+
+# One input may take so many seconds, a process so much memory and one allocation so much of it:
+# more is a finding, like a panic.
+INPUT_SECONDS = 5
+MEMORY_MB = 1024
+ALLOCATION_MB = 128
+
+# Longer ones find little and slow all others down.
+INPUT_BYTES = 4096
+
+
+def build(targets: list[str]) -> None:
+    # With a triple given, build scripts and macros are not instrumented.
+    command = ["cargo", "build", "--locked", "--profile", "fuzz", "--target", TRIPLE]
+    command += ["--package", "ts-fuzz"] + [f"--bin={target}" for target in targets]
+    env = os.environ | {"CARGO_TARGET_DIR": str(TARGET), "RUSTFLAGS": " ".join(FLAGS)}
+    subprocess.run(command, cwd=ROOT, env=env, check=True)
+
+
+def archives(folder: Path) -> None:
+    """Valid archives, from which the mutations start."""
+    manifest = '{"runtime":"python","model":{"modelName":"m","configFile":"c.yaml"}}'
+    files = {
+        "MAR-INF/MANIFEST.json": manifest.encode(),
+        "c.yaml": b"minWorkers: 1\n",
+        "a/deep/folder/x.bin": bytes(300),
+    }
+    for name, kind in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(seed(folder, "archive_zip", name), "w", kind) as archive:
+            archive.writestr("a/", "")
+            for path, content in files.items():
+                archive.writestr(path, content)
+    with zipfile.ZipFile(seed(folder, "archive_zip", "zip64"), "w") as archive:
+        for path, content in files.items():
+            with archive.open(path, "w", force_zip64=True) as member:
+                member.write(content)
+    with zipfile.ZipFile(seed(folder, "archive_zip", "link"), "w") as archive:
+        link = zipfile.ZipInfo("link")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    kinds = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+    for name, kind in kinds.items():
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=kind) as archive:
+            for path, content in files.items():
+                # Too long for the plain header of all but the first, which has a prefix for it.
+                member = tarfile.TarInfo("top/" + "long/" * 25 * (name != "ustar") + path)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+            link = tarfile.TarInfo("link")
+            link.type, link.linkname = tarfile.SYMTYPE, "../x"
+            archive.addfile(link)
+        # To the end mark and no further: the padding of a tape block is of no use here.
+        content = packed.getvalue().rstrip(b"\0")
+        content += bytes(-len(content) % 512 + 1024)
+        seed(folder, "archive_tar", name).write_bytes(content)
+        seed(folder, "archive_tar", f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
+    lies = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0, 0)
+    seed(folder, "archive_zip", "empty").write_bytes(lies)
+
+
+def seed(folder: Path, target: str, name: str) -> Path:
+    (folder / target).mkdir(parents=True, exist_ok=True)
+    return folder / target / name
+
+
+def run(target: str, seconds: int, seeds: Path, scratch: Path) -> bool:
+    """Runs one target; whether it found nothing."""
+    corpus, findings = TARGET / "corpus" / target, TARGET / "findings" / target
+    for folder in (corpus, findings):
+        folder.mkdir(parents=True, exist_ok=True)
+    command = [TARGET / TRIPLE / "fuzz" / target, corpus, seeds / target, HERE / "seeds" / target]
+    command = [part for part in command if part.exists()]
+    command += [f"-max_total_time={seconds}", f"-timeout={INPUT_SECONDS}", "-print_final_stats=1"]
+    command += [f"-rss_limit_mb={MEMORY_MB}", f"-malloc_limit_mb={ALLOCATION_MB}"]
+    command += [f"-max_len={INPUT_BYTES}", f"-artifact_prefix={findings}/"]
+    words = HERE / "dictionaries" / f"{target}.dict"
+    if words.exists():
+        command.append(f"-dict={words}")
+    own = scratch / target
+    own.mkdir()
+    env = os.environ | {"TMPDIR": str(own)}
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, timeout=seconds + 120, check=False
+        )
+        failed, log = done.returncode != 0, done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired as late:
+        failed, log = True, f"{(late.stderr or b'').decode(errors='replace')}\nit did not end"
+    (TARGET / "findings" / f"{target}.log").write_text(log)
+    edges = re.findall(r" cov: (\d+) ", log)[-1:] or ["?"]
+    stat = dict(re.findall(r"stat::(\w+):\s+(\d+)", log))
+    print(
+        f"{target:14} {'FAILED' if failed else 'clean':6} {int(stat.get('number_of_executed_units', 0)):>9,} inputs"
+        f" {int(stat.get('average_exec_per_sec', 0)):>7,}/s {edges[0]:>6} edges"
+        f" {stat.get('peak_rss_mb', '?'):>4} MB",
+        flush=True,
+    )
+    if failed:
+        print(log[-4000:], flush=True)
+        print(f"the input is in {findings}; docs/testing.md tells how it becomes a test")
+    return not failed
+
+
+def main() -> None:
+    known = sorted(path.stem for path in (HERE / "src/bin").glob("*.rs"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("targets", nargs="*", choices=[*known, []], metavar="TARGET")
+    parser.add_argument("--seconds", type=int, default=600, help="of each target")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="targets at a time")
+    asked = parser.parse_args()
+    targets = asked.targets or known
+    started = time.monotonic()
+    build(targets)
+    print(f"built in {time.monotonic() - started:.0f} s", flush=True)
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        seeds, scratch = Path(folder) / "seeds", Path(folder)
+        archives(seeds)
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            clean = list(
+                pool.map(lambda target: run(target, asked.seconds, seeds, scratch), targets)
+            )
+    print(f"{len(targets)} targets in {time.monotonic() - started:.0f} s")
+    sys.exit(not all(clean))
+
+
+if __name__ == "__main__":
+    main()
