@@ -31,13 +31,14 @@ TRIPLE = re.search(
     "host: (.*)", subprocess.run(["rustc", "-vV"], capture_output=True, text=True).stdout
 )[1]
 
-FLAGS = """
-    --cfg fuzzing -Cpasses=sancov-module
-    -Cllvm-args=-sanitizer-coverage-level=4
-    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
-    -Cllvm-args=-sanitizer-coverage-pc-table
-    -Cllvm-args=-sanitizer-coverage-trace-compares
-""".split()
+FLAGS = [
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+]
 
 # One input may take so many seconds, a process so much memory and one allocation so much of it:
 # more is a finding, like a panic.
@@ -128,12 +129,13 @@ def run(target: str, seconds: int, seeds: Path, scratch: Path) -> bool:
     except subprocess.TimeoutExpired as late:
         failed, log = True, f"{(late.stderr or b'').decode(errors='replace')}\nit did not end"
     (TARGET / "findings" / f"{target}.log").write_text(log)
-    edges = re.findall(r" cov: (\d+) ", log)[-1:] or ["?"]
-    stat = dict(re.findall(r"stat::(\w+):\s+(\d+)", log))
+    edges = re.findall(r" cov: (\d+) ", log)[-1:] or [0]
+    stats = {name: int(value) for name, value in re.findall(r"stat::(\w+):\s+(\d+)", log)}
+    inputs, rate = stats.get("number_of_executed_units", 0), stats.get("average_exec_per_sec", 0)
+    verdict = "FAILED" if failed else "clean"
     print(
-        f"{target:14} {'FAILED' if failed else 'clean':6} {int(stat.get('number_of_executed_units', 0)):>9,} inputs"
-        f" {int(stat.get('average_exec_per_sec', 0)):>7,}/s {edges[0]:>6} edges"
-        f" {stat.get('peak_rss_mb', '?'):>4} MB",
+        f"{target:14} {verdict:6} {inputs:>10,} inputs {rate:>8,}/s {int(edges[0]):>6,} edges"
+        f" {stats.get('peak_rss_mb', 0):>4} MB",
         flush=True,
     )
     if failed:
