@@ -79,8 +79,8 @@ test: test-rust test-plugin lint-python test-python fuzz-short ## every test, in
 .PHONY: lint-rust
 lint-rust:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets --features ts-serving/bench -- -D warnings
-	$(CARGO) clippy --locked -p ts-fuzz --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --exclude ts-plugin --all-targets \
+		--features ts-serving/bench -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps
 
 .PHONY: test-rust
