@@ -118,7 +118,7 @@ chaos: build ## ten minutes of faults under load; CHAOS_SECONDS and CHAOS_SEED a
 
 .PHONY: fuzz-short
 fuzz-short: FUZZ_SECONDS ?= 60
-fuzz-short: fuzz-run
+fuzz-short: fuzz-run ## a minute of each fuzz target, as in CI
 
 .PHONY: fuzz
 fuzz: FUZZ_SECONDS ?= 600
