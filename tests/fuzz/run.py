@@ -96,8 +96,9 @@ def archives(folder: Path) -> None:
         content += bytes(-len(content) % 512 + 1024)
         seed(folder, "archive_tar", name).write_bytes(content)
         seed(folder, "archive_tar", f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
-    lies = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0, 0)
-    seed(folder, "archive_zip", "empty").write_bytes(lies)
+    # An end of a directory that says that the true one is elsewhere.
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0, 0)
+    seed(folder, "archive_zip", "nothing").write_bytes(end)
 
 
 def seed(folder: Path, target: str, name: str) -> Path:
@@ -147,13 +148,15 @@ def run(target: str, seconds: int, seeds: Path, scratch: Path) -> bool:
 def main() -> None:
     known = re.findall(r'^    \("(\w+)", ', (HERE / "src/main.rs").read_text(), re.MULTILINE)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("targets", nargs="*", choices=[*known, []], metavar="TARGET")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(known))
     parser.add_argument("--seconds", type=int, default=600, help="of each target")
     # Two on a core find nearly as much as one, and all of them take half as long.
     jobs = 2 * (os.cpu_count() or 1)
     parser.add_argument("--jobs", type=int, default=jobs, help="targets at a time")
     asked = parser.parse_args()
     targets = asked.targets or known
+    if unknown := set(targets) - set(known):
+        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     started = time.monotonic()
     build()
     print(f"built in {time.monotonic() - started:.0f} s", flush=True)

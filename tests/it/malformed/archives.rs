@@ -39,7 +39,7 @@ const NAMES: &[&[u8]] = &[
 ];
 
 /// A member that should not be there.
-fn lying(dice: &mut Dice) -> Vec<Member> {
+fn lying(dice: &mut Dice) -> Member {
     let mut member = file("x", "content");
     match dice.below(9) {
         0 | 1 => member.name = dice.pick(NAMES).to_vec(),
@@ -88,10 +88,9 @@ fn lying(dice: &mut Dice) -> Vec<Member> {
                 r#"{"runtime":"echo","model":{"modelName":"../x"}}"#,
             ];
             member.data = dice.pick(&texts).into();
-            return vec![member];
         }
     }
-    vec![member]
+    member
 }
 
 /// An archive whose name is to end in `ending`.
@@ -116,12 +115,11 @@ fn archive(dice: &mut Dice, ending: &str) -> Vec<u8> {
         4 => off = [1, 46, 100_000, u32::MAX][dice.below(4)],
         _ => {
             let lie = lying(dice);
-            let manifest = lie[0].name == b"MAR-INF/MANIFEST.json" && dice.below(2) == 0;
-            if manifest {
-                members[0] = lie[0].clone();
+            // In the place of the manifest, which comes first, or beside it.
+            if lie.name == members[0].name && dice.below(2) == 0 {
+                members[0] = lie;
             } else {
-                let at = dice.below(members.len() + 1);
-                members.splice(at..at, lie);
+                members.insert(dice.below(members.len() + 1), lie);
             }
         }
     }

@@ -14,6 +14,9 @@ const CLIENTS: usize = 4;
 /// How long any answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// In place of a status, where the framing ends before there is a request to answer.
+const NO_ANSWER: u16 = 0;
+
 /// A request that is as it should be; its body is what is broken.
 struct Whole {
     kind: &'static str,
@@ -245,8 +248,9 @@ fn send(dice: &mut Dice, bodies: usize, inference: &str, management: &str) -> St
     });
     let mut statuses = Statuses::default();
     let mut add = |kind, status: u16, sent: &[u8]| {
+        let unanswered = status == NO_ANSWER && kind == "framing";
         assert!(
-            (200..500).contains(&status),
+            unanswered || (200..500).contains(&status),
             "{kind}: {status} for {}",
             sent.escape_ascii()
         );
@@ -257,7 +261,7 @@ fn send(dice: &mut Dice, bodies: usize, inference: &str, management: &str) -> St
             let request = misframed(dice);
             let answers = clients[dice.below(2)].send_raw(&request);
             if answers.is_empty() {
-                add("framing, no answer", 200, &request);
+                add("framing", NO_ANSWER, &request);
             }
             for status in answers {
                 add("framing", status, &request);
@@ -267,7 +271,6 @@ fn send(dice: &mut Dice, bodies: usize, inference: &str, management: &str) -> St
         let whole = &WHOLE[dice.below(WHOLE.len())];
         let mut body = whole.body.as_bytes().to_vec();
         let mut content_type = whole.content_type.as_bytes().to_vec();
-        // Registrations stay JSON, or they would be read from the query, which has no url.
         let odd_type = dice.below(4) == 0;
         if odd_type {
             content_type = dice.pick(CONTENT_TYPES).as_bytes().to_vec();

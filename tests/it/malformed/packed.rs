@@ -9,7 +9,6 @@ pub(super) const MANIFEST: &str =
     r#"{"runtime": "echo", "model": {"modelName": "odd", "modelVersion": "1.0"}}"#;
 
 /// A member and what its archive claims of it.
-#[derive(Clone)]
 pub(super) struct Member {
     pub(super) name: Vec<u8>,
     pub(super) data: Vec<u8>,
