@@ -69,6 +69,26 @@ impl Statuses {
     }
 }
 
+/// Clients at a time.
+const CLIENTS: u64 = 4;
+
+/// Lets all clients send at once; each has a number and dice of its own.
+fn at_once(seed: u64, send: impl Fn(u64, Dice) -> Statuses + Sync) -> Statuses {
+    let send = &send;
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| scope.spawn(move || send(client, Dice(seed + client))))
+            .collect();
+        let mut all = Statuses::default();
+        for client in clients {
+            for (kind, count) in client.join().unwrap().0 {
+                *all.0.entry(kind).or_default() += count;
+            }
+        }
+        all
+    })
+}
+
 /// What the server holds: it must be the same before and after.
 #[derive(Debug, PartialEq)]
 struct Holdings {

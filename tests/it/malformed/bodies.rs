@@ -4,12 +4,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{Dice, Holdings, Statuses, resident, serves};
+use ts_test::Running;
+
+use super::{CLIENTS, Dice, Holdings, Statuses, at_once, resident, serves};
 
 const BODIES: usize = 10_000;
-
-/// Clients at a time.
-const CLIENTS: usize = 4;
 
 /// How long any answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -241,8 +240,8 @@ fn answer(connection: &mut BufReader<TcpStream>) -> Option<(u16, bool)> {
 }
 
 /// Sends a share of the bodies.
-fn send(dice: &mut Dice, bodies: usize, inference: &str, management: &str) -> Statuses {
-    let mut clients = [inference, management].map(|address| Client {
+fn send(server: &Running, mut dice: Dice, bodies: usize) -> Statuses {
+    let mut clients = [&server.inference, &server.management].map(|address| Client {
         address: address.trim_start_matches("http://"),
         open: None,
     });
@@ -258,7 +257,7 @@ fn send(dice: &mut Dice, bodies: usize, inference: &str, management: &str) -> St
     };
     for _ in 0..bodies {
         if dice.below(5) == 0 {
-            let request = misframed(dice);
+            let request = misframed(&mut dice);
             let answers = clients[dice.below(2)].send_raw(&request);
             if answers.is_empty() {
                 add("framing", NO_ANSWER, &request);
@@ -299,37 +298,16 @@ fn misframed(dice: &mut Dice) -> Vec<u8> {
     [head.as_bytes(), &chunks].concat()
 }
 
-/// Sends half of all bodies from all clients at once.
-fn half(server: &ts_test::Running, seed: u64) -> Statuses {
-    let clients = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS as u64)
-            .map(|client| {
-                let mut dice = Dice(seed + client);
-                let (inference, management) = (&server.inference, &server.management);
-                scope.spawn(move || send(&mut dice, BODIES / 2 / CLIENTS, inference, management))
-            })
-            .collect();
-        clients
-            .into_iter()
-            .map(|client| client.join().unwrap())
-            .collect::<Vec<_>>()
-    });
-    let mut all = Statuses::default();
-    for (kind, count) in clients.into_iter().flat_map(|statuses| statuses.0) {
-        *all.0.entry(kind).or_default() += count;
-    }
-    all
-}
-
 #[test]
 fn ten_thousand_malformed_bodies_cost_the_server_nothing_in_12() {
     let server = crate::serving("");
     serves(&server);
     let before = Holdings::of(&server);
     let started = Instant::now();
-    let first = half(&server, 1);
+    let half = BODIES / 2 / CLIENTS as usize;
+    let first = at_once(1, |_, dice| send(&server, dice, half));
     let warm = resident(&server);
-    let second = half(&server, 1000);
+    let second = at_once(1000, |_, dice| send(&server, dice, half));
     let (took, grown) = (started.elapsed(), resident(&server) - warm);
     println!(
         "{BODIES} bodies in {took:.1?}; the second half cost {grown:.1} MiB, at {warm:.0} MiB"
