@@ -74,12 +74,13 @@ fmt: venv ## format Rust and Python
 check: lint-rust test-rust deny ## format, lints and tests that need neither torch nor Python
 
 .PHONY: test
-test: test-rust test-plugin lint-python test-python ## every test, installing what it needs
+test: test-rust test-plugin lint-python test-python fuzz-short ## every test, installing what it needs
 
 .PHONY: lint-rust
 lint-rust:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets --features ts-serving/bench -- -D warnings
+	$(CARGO) clippy --locked --workspace --exclude ts-plugin --all-targets \
+		--features ts-serving/bench -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps
 
 .PHONY: test-rust
@@ -114,6 +115,18 @@ test-python: build
 chaos: build ## ten minutes of faults under load; CHAOS_SECONDS and CHAOS_SEED as in test_chaos.py
 	$(PLUGIN_ENV) CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/pytest tests/python/test_chaos.py \
 		--tb=short
+
+.PHONY: fuzz-short
+fuzz-short: FUZZ_SECONDS ?= 60
+fuzz-short: fuzz-run ## a minute of each fuzz target, as in CI
+
+.PHONY: fuzz
+fuzz: FUZZ_SECONDS ?= 600
+fuzz: fuzz-run ## ten minutes of each fuzz target; FUZZ_SECONDS and FUZZ_TARGETS choose others
+
+.PHONY: fuzz-run
+fuzz-run:
+	$(PYTHON) tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 .PHONY: deny
 deny: $(DENY) ## licences, banned crates and sources of the dependencies

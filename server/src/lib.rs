@@ -17,6 +17,9 @@
 mod app;
 mod auth;
 mod cli;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod launch;
 mod listen;
 mod rest;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::server;
 
-fn files_below(folder: &Path) -> Vec<String> {
+pub(crate) fn files_below(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {

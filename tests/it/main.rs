@@ -10,6 +10,7 @@ mod batching;
 mod command_line;
 mod continuous;
 mod hosts;
+mod malformed;
 mod management;
 mod metrics;
 mod object_stores;

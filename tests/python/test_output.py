@@ -69,6 +69,20 @@ def test_bodies_of_every_size_arrive_whole_in_15(server, size):
         assert answer.content == body
 
 
+@pytest.mark.parametrize("words", ["北京", "서울", "😀 é", "a\u0301 \u202e ß"])
+def test_text_of_any_script_comes_back_as_it_was_sent_in_07(server, words):
+    model = "模型-é"
+    if model not in server.models():
+        server.serve(model, "def handle(data, context):\n    return data and [data[0]['body']]\n")
+    assert server.describe(model)["modelName"] == model
+    for kind in ("text/plain", "text/plain; charset=utf-8", "application/octet-stream"):
+        answer = server.predict(model, words.encode(), headers={"content-type": kind})
+        assert (answer.status_code, answer.content) == (200, words.encode())
+    sent = json.dumps({words: [words]}, ensure_ascii=False).encode()
+    answer = server.predict(model, sent, headers={"content-type": "application/json"})
+    assert answer.json() == {words: [words]}
+
+
 def test_a_lone_surrogate_costs_nobody_the_answer_in_07(server):
     assert server.run(r"result = ['a\ud800b']").content == b"a?b"
     assert server.run(r"result = [{'a': '\ud800'}]").content == b'{\n  "a": "\\ud800"\n}'

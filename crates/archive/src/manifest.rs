@@ -119,20 +119,26 @@ impl Manifest {
 
     /// As [`Manifest::read`], with `archive` as the name that errors show.
     pub(crate) fn read_of(model_dir: &Path, archive: &Path) -> Result<Self, ArchiveError> {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
         let path = model_dir.join(MANIFEST_PATH);
-        let size = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        let metadata = match fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
                 return Ok(Self::default());
             }
             Err(error) => return Err(error).doing("read", &path),
         };
-        if size > MAX_MANIFEST_BYTES {
-            let source = serde::de::Error::custom("it is larger than 1 MiB");
-            return Err(ArchiveError::ManifestSyntax {
+        let refuse = |reason| {
+            Err(ArchiveError::ManifestSyntax {
                 archive: archive.to_owned(),
-                source,
-            });
+                source: serde::de::Error::custom(reason),
+            })
+        };
+        if !metadata.is_file() {
+            return refuse("it is not a file");
+        }
+        if metadata.len() > MAX_MANIFEST_BYTES {
+            return refuse("it is larger than 1 MiB");
         }
         Self::parse(&fs::read(&path).doing("read", &path)?, archive)
     }
@@ -350,5 +356,16 @@ mod tests {
     fn no_manifest_is_the_default_manifest() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Manifest::read(folder.path()).unwrap(), Manifest::default());
+        fs::write(folder.path().join("MAR-INF"), "a file").unwrap();
+        assert_eq!(Manifest::read(folder.path()).unwrap(), Manifest::default());
+    }
+
+    #[test]
+    fn a_folder_in_the_place_of_the_manifest_is_the_archives_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join(MANIFEST_PATH)).unwrap();
+        let error = Manifest::read(folder.path()).unwrap_err();
+        assert!(matches!(error, ArchiveError::ManifestSyntax { .. }));
+        assert!(error.to_string().ends_with("it is not a file"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ mod operations;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
-mod torchserve;
+pub(crate) mod torchserve;
 mod trace;
 
 use std::sync::Arc;

@@ -14,7 +14,11 @@ mod sources;
 
 pub(crate) use address::Address;
 pub(crate) use devices::{VISIBLE, find as find_devices};
+#[cfg(feature = "fuzzing")]
+pub(crate) use models::parse_overrides;
 pub(crate) use models::{StartupModel, StartupModels};
+#[cfg(feature = "fuzzing")]
+pub(crate) use properties::{Entry, parse as parse_properties, substitute};
 pub(crate) use resolve::{Http, Machine, Settings, resolve};
 pub(crate) use sources::{Environment, load};
 

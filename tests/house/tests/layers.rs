@@ -25,6 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("ts-test", &["ts-types", "ts-archive"]),
     ("ts-house", &[]),
     ("ts-bench", &[]),
+    ("ts-fuzz", &["ts-archive", "ts-server"]),
 ];
 
 /// The bindings to torch and Python, by the names of the crates that link them.

@@ -15,9 +15,12 @@ class BaseEnvelope(ABC):
     def handle(self, data: list[dict[str, Any]], context: Any) -> Any:
         """One batch."""
         self.context = context
-        unwrapped = self.parse_input(data) if data else data
-        results = self._handle_fn(unwrapped, context)
-        return self.format_output(results) if results else results
+        if not data:  # as a function is called when its model loads
+            return self._handle_fn(data, context)
+        unwrapped = self.parse_input(data)
+        # Handlers stack what they get, and nothing cannot be stacked.
+        results = self._handle_fn(unwrapped, context) if unwrapped else []
+        return self.format_output(results) if isinstance(results, list) else results
 
     @abstractmethod
     def parse_input(self, data: list[dict[str, Any]]) -> list[Any]:

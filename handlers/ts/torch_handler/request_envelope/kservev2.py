@@ -65,7 +65,7 @@ class KServev2Envelope(BaseEnvelope):
 
 def _shaped(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("datatype") == "BYTES":
-        return {**given, "data": given["data"][0]}
+        return {**given, "data": given["data"][0] if given["data"] else ""}
     if "shape" not in given:
         return given
     return {**given, "data": numpy.array(given["data"]).reshape(given["shape"]).tolist()}

@@ -122,7 +122,7 @@ const REGISTRATION: &[&str] = &[
     "worker_isolation",
 ];
 
-fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
+pub(crate) fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
     parameters.warn_unknown(REGISTRATION);
     let url = parameters
         .get("url")
@@ -234,7 +234,7 @@ pub(super) async fn scale(
     })
 }
 
-fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
+pub(crate) fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
     let (min, max) = (query.number("min_worker"), query.number("max_worker"));
     let autoscale = switch(query)?;
     // With what is there now only the core can compare.

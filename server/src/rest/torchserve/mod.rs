@@ -2,7 +2,7 @@
 
 mod batching;
 mod description;
-mod management;
+pub(crate) mod management;
 mod metrics;
 mod ping;
 mod predict;
