@@ -13,6 +13,7 @@ use crate::listen::{Listeners, connection_limit};
 use crate::rest::{self, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
+use crate::snapshots::{Files, Restoring};
 use crate::startup;
 use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
 use crate::work_dir::{self, WorkDir};
@@ -34,6 +35,10 @@ pub(crate) struct Plan<'p> {
     pub(crate) raw: &'p Raw,
     /// What it means.
     pub(crate) settings: Settings,
+    /// Which models of an earlier server come back.
+    pub(crate) restoring: Restoring,
+    /// Where those of this one are kept, unless that is switched off.
+    pub(crate) snapshots: Option<Files>,
     /// Where temporary files go.
     pub(crate) temp_dir: PathBuf,
 }
@@ -65,9 +70,14 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         options,
         raw,
         settings,
+        restoring,
+        snapshots,
         temp_dir,
     } = plan;
     tell_settings(options, raw, &settings, &temp_dir);
+    for notice in &restoring.notices {
+        tracing::warn!("{notice}");
+    }
     let mut signals = Signals::catch()?;
     let listeners = Listeners::bind(&settings.http)?;
     let exporter = Exporter::install()?;
@@ -75,7 +85,9 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         let shown = temp_dir.display();
         format!("archives cannot be unpacked in `{shown}`; `TEMP` or `TMPDIR` names another folder")
     })?;
-    let (inference, management) = ts_serving::start(settings.serving(work_dir.path().to_owned()))?;
+    let snapshots = snapshots.map(|files| Arc::new(files) as Arc<dyn ts_serving::SnapshotWriter>);
+    let config = settings.serving(work_dir.path().to_owned());
+    let (inference, management) = ts_serving::start(config, snapshots)?;
     let edge = web::Data::new(Edge {
         inference,
         management: Arc::clone(&management),
@@ -111,7 +123,19 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     // takes; that it has started is said when its models are registered, as scripts expect. Their
     // workers may still be loading then.
     let starting = async {
-        startup::load(management, settings.startup_models, settings.model_store).await;
+        match restoring.models {
+            Some(models) => management.restore(models).await,
+            None => {
+                let management = Arc::clone(&management);
+                startup::load(management, settings.startup_models, settings.model_store).await;
+            }
+        }
+        if let Some(reason) = management.started().await {
+            tracing::warn!(
+                "no snapshot can be written, so changes of models will not survive a restart: \
+                 {reason}. `LOG_LOCATION` names another folder, `--ncs` does without"
+            );
+        }
         if let Some(file) = &options.ready_file {
             whereabouts.tell(file)?;
         }

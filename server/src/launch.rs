@@ -14,6 +14,7 @@ use crate::cli::Options;
 use crate::settings::{
     Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
 };
+use crate::snapshots::{Files, Restoring};
 
 /// How long `--stop --foreground` waits.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -52,7 +53,7 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
             Recorded::Nothing { leftover: false } | Recorded::Stranger => {}
         }
     }
-    let (raw, settings, temp_dir) = match configure(options, environment) {
+    let (raw, settings, restoring, temp_dir) = match configure(options, environment) {
         Ok(configured) => configured,
         Err(faults) => {
             for fault in faults {
@@ -77,6 +78,8 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
                 options,
                 raw: &raw,
                 settings,
+                restoring,
+                snapshots: (!options.no_config_snapshots).then(|| Files::new(environment, &raw)),
                 temp_dir,
             });
             pid_file.remove_own();
@@ -97,7 +100,7 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
 fn configure(
     options: &Options,
     environment: &Environment,
-) -> Result<(Raw, Settings, PathBuf), Vec<SettingsError>> {
+) -> Result<(Raw, Settings, Restoring, PathBuf), Vec<SettingsError>> {
     let mut faults = Vec::new();
     for (option, path) in [
         ("log-config", &options.log_config),
@@ -130,10 +133,13 @@ fn configure(
     };
     let resolved = load(options, environment).and_then(|raw| {
         let settings = resolve(&raw, &machine)?;
-        Ok((raw, settings))
+        let restoring = Restoring::decide(&raw, &settings, options, environment)?;
+        Ok((raw, settings, restoring))
     });
     match resolved {
-        Ok((raw, settings)) if faults.is_empty() => Ok((raw, settings, temp_dir)),
+        Ok((raw, settings, restoring)) if faults.is_empty() => {
+            Ok((raw, settings, restoring, temp_dir))
+        }
         Ok(_) => Err(faults),
         Err(others) => {
             faults.extend(others);

@@ -31,7 +31,7 @@ pub(crate) async fn load(
         };
         match management.register(registration).await {
             Ok(registered) => {
-                let (model, version) = (&registered.model, &registered.version);
+                let (model, version) = (&registered.outcome.model, &registered.outcome.version);
                 tracing::info!("Model {model} loaded. version: {version}, url: {url}");
             }
             Err(error) => {

@@ -4,7 +4,7 @@
 mod address;
 mod devices;
 mod models;
-mod properties;
+pub(crate) mod properties;
 pub(crate) mod raw;
 #[cfg(test)]
 mod reference;
@@ -16,6 +16,8 @@ pub(crate) use devices::{VISIBLE, find as find_devices};
 pub(crate) use models::{StartupModel, StartupModels};
 pub(crate) use resolve::{Http, Machine, Settings, resolve};
 pub(crate) use sources::{Environment, load};
+
+use ts_types::{ModelName, Version};
 
 /// Why the server cannot start with what it was told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +71,22 @@ pub(crate) enum SettingsError {
         /// What is wrong with the value.
         reason: String,
         /// Where it stands.
+        origin: String,
+    },
+    /// A saved model whose archive is not there any more. The first sentence is TorchServe's.
+    #[error(
+        "Model archive file for model :{model}, version :{version} not found in model store. Put \
+         `{archive}` back, name the models to load with `--models`, or take the entry out of \
+         `model_snapshot` ({origin})"
+    )]
+    MissingArchive {
+        /// The model.
+        model: ModelName,
+        /// Its version.
+        version: Version,
+        /// Name of the file or folder.
+        archive: String,
+        /// Where the saved models stand.
         origin: String,
     },
     /// The folder for temporary files does not exist.

@@ -2,6 +2,7 @@
 //! the parser, the example file, the reference page and the warnings about unknown keys.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// What the text of a value has to be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -138,7 +139,6 @@ const fn bytes(min: u64) -> Kind {
 
 const NO_GRPC: &str = "gRPC is not served yet";
 const NO_TLS: &str = "TLS is not served yet";
-const NO_SNAPSHOTS: &str = "snapshots are neither written nor read yet";
 const NO_JVM: &str = "this server has no Java virtual machine";
 const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
 const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
@@ -221,7 +221,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
     key("enable_envvars_config", Kind::Flag, "false", "Let environment variables replace keys."),
     key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),
-    key("model_snapshot", Kind::Json, "", "Models of an earlier run.").without_effect(NO_SNAPSHOTS),
+    key("model_snapshot", Kind::Json, "", "Models to register at start instead of `load_models`, as [snapshots](../management.md#snapshots) have them."),
+    key("restore_models", Kind::Flag, "false", "Restore the models of the newest snapshot although a configuration file is named. Without a named file they are restored anyway.").environment().ours(),
     // Accepted for existing files
     key("prefer_direct_buffer", Kind::Flag, "false", "Hint for Java's allocator.").environment().without_effect(NO_JVM),
     key("ts_open_inference_protocol", Kind::Flag, "false", "Serve the open inference protocol.").environment().without_effect("the open inference protocol is not served yet"),
@@ -240,8 +241,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),
     key("vmargs", Kind::Text, "", "Options of the Java virtual machine.").without_effect(NO_JVM),
     key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM),
-    key("version", Kind::Text, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
-    key("tsConfigFile", Kind::Path, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
+    key("version", Kind::Text, "", "Version of TorchServe that wrote a snapshot; for people only."),
+    key("tsConfigFile", Kind::Path, "", "The file that the settings of a snapshot were read from; for people only."),
 ];
 
 /// The key of this name.
@@ -274,6 +275,19 @@ pub(crate) struct Raw {
     pub(crate) values: BTreeMap<&'static str, Written>,
     /// Keys that nothing knows, with where they stand.
     pub(crate) unknown: Vec<(String, String)>,
+    /// The file that was read.
+    pub(crate) file: Option<ConfigFile>,
+    /// What is to be said about the choice of the file.
+    pub(crate) notices: Vec<String>,
+}
+
+/// The file that settings were read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConfigFile {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// The operator named it; otherwise it was found.
+    pub(crate) is_named: bool,
 }
 
 impl Raw {

@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) model_store: PathBuf,
     /// Models to load at start.
     pub(crate) startup_models: StartupModels,
+    /// The models of the newest snapshot are restored although a file is named.
+    pub(crate) restore_models: bool,
     /// Registering and unregistering over the API is allowed.
     pub(crate) enable_model_api: bool,
     /// Requests need tokens.
@@ -354,6 +356,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     };
     let startup_models = StartupModels::parse(&reader.written("load_models").text);
     let enable_model_api = reader.flag("enable_model_api");
+    let restore_models = reader.flag("restore_models");
     let token_authorization = !reader.flag("disable_token_authorization");
     let token_lifetime = reader.minutes("token_expiration_min");
     let host_metrics = !reader.flag("disable_system_metrics");
@@ -370,6 +373,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         model_store: model_store?,
         startup_models,
         enable_model_api,
+        restore_models,
         token_authorization,
         token_lifetime,
         host_metrics_every: host_metrics.then_some(interval),

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use config::{Config, ConfigError, Map, Source, Value};
 
-use super::raw::{DEFAULT, KEYS, Raw, Written, find};
+use super::raw::{ConfigFile, DEFAULT, KEYS, Raw, Written, find};
 use super::{SettingsError, properties};
 use crate::cli::Options;
+use crate::snapshots::Folder;
 
 /// The process's environment, read once.
 #[derive(Debug, Clone, Default)]
@@ -102,27 +103,48 @@ impl Source for Layer {
     }
 }
 
-/// Which file is read, and what named it when that was not the option.
+/// Which file is read (*torchserve-contract* 2.2): the one that is named, else the newest snapshot,
+/// else the one that lies here.
 fn config_file(
     options: &Options,
     environment: &Environment,
-) -> Result<Option<(PathBuf, Option<&'static str>)>, SettingsError> {
+    notices: &mut Vec<String>,
+) -> Result<Option<ConfigFile>, SettingsError> {
     let named = environment
         .get("TS_CONFIG_FILE")
         .filter(|path| !path.is_empty())
         .map(|path| (PathBuf::from(path), Some("TS_CONFIG_FILE")))
         .or_else(|| options.ts_config.clone().map(|path| (path, None)));
-    match named {
-        Some((path, _)) if path.is_file() => Ok(Some((path, None))),
-        Some((path, named_by)) => Err(SettingsError::NoConfigFile {
+    if let Some((path, named_by)) = named {
+        if path.is_file() {
+            let is_named = true;
+            return Ok(Some(ConfigFile { path, is_named }));
+        }
+        return Err(SettingsError::NoConfigFile {
             path: path.display().to_string(),
             named_by,
-        }),
-        None => {
-            let here = PathBuf::from("config.properties");
-            Ok(here.is_file().then_some((here, None)))
+        });
+    }
+    let is_named = false;
+    let here = PathBuf::from("config.properties");
+    if !options.no_config_snapshots {
+        let newest = Folder::of(environment).newest();
+        notices.extend(newest.passed_over);
+        if let Some((path, _)) = newest.usable {
+            if here.is_file() {
+                notices.push(format!(
+                    "settings are read from the snapshot `{}`, not from `config.properties`. \
+                     `--ts-config config.properties` or `--ncs` changes that",
+                    path.display()
+                ));
+            }
+            return Ok(Some(ConfigFile { path, is_named }));
         }
     }
+    Ok(here.is_file().then_some(ConfigFile {
+        path: here,
+        is_named,
+    }))
 }
 
 fn read_file(
@@ -149,10 +171,13 @@ fn read_file(
     for entry in entries {
         let origin = format!("{shown} line {}", entry.line);
         let variable = |name: &str| environment.get(name).map(str::to_owned);
-        match (
-            find(&entry.key),
-            properties::substitute(&entry.value, variable),
-        ) {
+        let value = if entry.key == "model_snapshot" {
+            // Names and URLs that callers gave.
+            Ok(entry.value)
+        } else {
+            properties::substitute(&entry.value, variable)
+        };
+        match (find(&entry.key), value) {
             (Some(key), Ok(text)) => layer.set(key.name, text, origin),
             (None, Ok(_)) => unknown.push((entry.key, origin)),
             (_, Err(variable)) => {
@@ -233,10 +258,12 @@ pub(crate) fn load(
 ) -> Result<Raw, Vec<SettingsError>> {
     let mut faults = Vec::new();
     let mut unknown = Vec::new();
-    let file = match config_file(options, environment) {
-        Ok(Some((path, _))) => read_file(&path, environment, &mut unknown, &mut faults),
-        Ok(None) => Layer::default(),
-        Err(fault) => return Err(vec![fault]),
+    let mut notices = Vec::new();
+    let config_file =
+        config_file(options, environment, &mut notices).map_err(|fault| vec![fault])?;
+    let file = match &config_file {
+        Some(file) => read_file(&file.path, environment, &mut unknown, &mut faults),
+        None => Layer::default(),
     };
     if !faults.is_empty() {
         return Err(faults);
@@ -264,6 +291,8 @@ pub(crate) fn load(
     };
     let mut raw = Raw {
         unknown,
+        file: config_file,
+        notices,
         ..Raw::default()
     };
     for (name, value) in layered {

@@ -15,10 +15,13 @@ use crate::client::Request;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A server that has not been started.
+#[derive(Clone)]
 pub struct Server {
     executable: PathBuf,
-    folder: TempDir,
+    folder: Arc<TempDir>,
     config: Vec<String>,
+    config_named: bool,
+    snapshots: bool,
     args: Vec<String>,
     environment: Vec<(String, String)>,
 }
@@ -34,7 +37,9 @@ impl Server {
         fs_err::create_dir_all(folder.path().join("tmp")).unwrap();
         Self {
             executable: executable.into(),
-            folder,
+            folder: Arc::new(folder),
+            config_named: true,
+            snapshots: false,
             config: ["inference_address", "management_address", "metrics_address"]
                 .map(|key| format!("{key}=http://127.0.0.1:0"))
                 .to_vec(),
@@ -58,6 +63,26 @@ impl Server {
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
         self
+    }
+
+    /// Lets it write and read snapshots. Its configuration file lies in its folder and is not named.
+    #[must_use]
+    pub fn snapshots(mut self) -> Self {
+        self.snapshots = true;
+        self.config_named = false;
+        self
+    }
+
+    /// Names its configuration file all the same.
+    #[must_use]
+    pub fn named_config(mut self) -> Self {
+        self.config_named = true;
+        self
+    }
+
+    /// The folder that it is started in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Leaves tokens and the model API at their defaults.
@@ -92,11 +117,17 @@ impl Server {
             .current_dir(self.folder.path())
             .env("TMPDIR", self.folder.path().join("tmp"))
             .env_remove("TS_CONFIG_FILE")
+            .env_remove("LOG_LOCATION")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .args(["--start", "--foreground", "--ncs", "--model-store"])
+            .args(["--start", "--foreground", "--model-store"])
             .arg(self.store())
-            .arg("--ts-config")
-            .arg(self.folder.path().join("config.properties"))
+            .args((!self.snapshots).then_some("--ncs"));
+        if self.config_named {
+            command
+                .arg("--ts-config")
+                .arg(self.folder.path().join("config.properties"));
+        }
+        command
             .arg("--ready-file")
             .arg(self.folder.path().join("ready.json"))
             .args(&self.args)
@@ -110,11 +141,13 @@ impl Server {
     pub fn start(self) -> Running {
         let config = self.config.join("\n");
         fs_err::write(self.folder.path().join("config.properties"), config).unwrap();
+        let ready_file = self.folder.path().join("ready.json");
+        // Of an earlier start here.
+        let _may_not_exist = fs_err::remove_file(&ready_file);
         let mut child = self.command().spawn().unwrap();
         let output = Arc::new(Mutex::new(String::new()));
         collect(child.stdout.take().unwrap(), &output);
         collect(child.stderr.take().unwrap(), &output);
-        let ready_file = self.folder.path().join("ready.json");
         let started = Instant::now();
         let ready: Value = loop {
             if let Ok(text) = fs_err::read_to_string(&ready_file) {
@@ -140,7 +173,7 @@ impl Server {
             management: address("management"),
             metrics: address("metrics"),
             child,
-            folder: self.folder,
+            server: self,
             output,
         }
     }
@@ -190,7 +223,7 @@ pub struct Running {
     /// Address of the metrics API.
     pub metrics: String,
     child: Child,
-    folder: TempDir,
+    server: Server,
     output: Arc<Mutex<String>>,
 }
 
@@ -212,12 +245,28 @@ impl Running {
 
     /// Puts another echo model into the store; registers nothing.
     pub fn echo_model(&self, name: &str, version: &str, yaml: &str) {
-        write_echo_model(&self.folder.path().join("store"), name, version, yaml);
+        write_echo_model(&self.server.store(), name, version, yaml);
     }
 
     /// The folder that the server was started in.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        self.server.folder.path()
+    }
+
+    /// The same server again, once this one is gone: `kill -9`, as a power cut would.
+    #[track_caller]
+    pub fn kill(mut self) -> Server {
+        self.signal(rustix::process::Signal::KILL);
+        self.wait_for_exit(LIMIT);
+        self.server.clone()
+    }
+
+    /// The same server again, once this one has stopped in order.
+    #[track_caller]
+    pub fn stop_in_order(mut self) -> Server {
+        let status = self.stop();
+        assert!(status.success(), "{status}\n{}", self.output());
+        self.server.clone()
     }
 
     /// The server's process id.
