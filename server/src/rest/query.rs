@@ -287,7 +287,7 @@ mod tests {
         let hostile = told("a%0d%0ab%00ü=1").unwrap();
         assert!(hostile.contains("`a\\r\\nb\\0?`"), "{hostile}");
         let many: String = (0..500)
-            .map(|n| format!("{}{n}=1&", "x".repeat(90)))
+            .map(|n| format!("{n}{}=1&", "x".repeat(90)))
             .collect();
         let many = told(&many).unwrap();
         assert!(many.len() < 1_000 && many.ends_with("; 495 more"), "{many}");

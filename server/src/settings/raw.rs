@@ -139,6 +139,7 @@ const fn bytes(min: u64) -> Kind {
 
 const NO_GRPC: &str = "gRPC is not served yet";
 const NO_TLS: &str = "TLS is not served yet";
+const FOR_PEOPLE: &str = "it is for people who read snapshots";
 const NO_JVM: &str = "this server has no Java virtual machine";
 const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
 const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
@@ -241,8 +242,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),
     key("vmargs", Kind::Text, "", "Options of the Java virtual machine.").without_effect(NO_JVM),
     key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM),
-    key("version", Kind::Text, "", "Version of TorchServe that wrote a snapshot; for people only."),
-    key("tsConfigFile", Kind::Path, "", "The file that the settings of a snapshot were read from; for people only."),
+    key("version", Kind::Text, "", "Version of TorchServe that wrote a snapshot.").without_effect(FOR_PEOPLE),
+    key("tsConfigFile", Kind::Path, "", "The file that the settings of a snapshot were read from.").without_effect(FOR_PEOPLE),
 ];
 
 /// The key of this name.
@@ -309,6 +310,7 @@ impl Raw {
             .collect();
         for key in KEYS {
             if let (Effect::None(why), Some(written)) = (key.effect, self.values.get(key.name))
+                && why != FOR_PEOPLE
                 && written.origin != DEFAULT
                 && written.text != key.default
             {

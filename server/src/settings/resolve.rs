@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
 use ts_archive::UnpackLimits;
-use ts_serving::{HostConfig, ModelDefaults, SequenceHeaders, ServingConfig};
+use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig};
 use ts_types::{Gather, Isolation, ResourceDemand};
 
 use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, Kind, Raw, Written, find};
 use super::{Address, SettingsError, StartupModels};
+use crate::snapshots;
 
 /// What the HTTP edge is told.
 #[derive(Debug, Clone)]
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) model_store: PathBuf,
     /// Models to load at start.
     pub(crate) startup_models: StartupModels,
+    /// Models of an earlier server that stand in the file.
+    pub(crate) saved_models: Option<SavedModels>,
     /// The models of the newest snapshot are restored although a file is named.
     pub(crate) restore_models: bool,
     /// Registering and unregistering over the API is allowed.
@@ -337,6 +340,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         end: reader.header_name("ts_header_key_sequence_end"),
     };
     let per_model = reader.value("models", parse_overrides);
+    let saved_models = reader.value("model_snapshot", snapshots::parse_saved);
     let hidden_environment = reader.pattern("blacklist_env_vars");
     let hosts = HostConfig {
         executable: machine.executable.clone(),
@@ -374,6 +378,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         startup_models,
         enable_model_api,
         restore_models,
+        saved_models,
         token_authorization,
         token_lifetime,
         host_metrics_every: host_metrics.then_some(interval),

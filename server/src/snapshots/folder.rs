@@ -147,7 +147,9 @@ impl SnapshotWriter for Files {
         let folder = &self.folder.0;
         fs::create_dir_all(folder)?;
         let files = self.folder.files();
-        let now = Timestamp::now();
+        // As exact as it stands in a name.
+        let now = Timestamp::from_millisecond(Timestamp::now().as_millisecond());
+        let now = now.map_err(io::Error::other)?;
         // Above all others, wherever the clock was when they were written.
         let stamp = match files.first() {
             Some((newest, _)) if *newest >= now => newest

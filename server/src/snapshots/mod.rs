@@ -12,7 +12,7 @@ use ts_serving::SavedModels;
 pub(crate) use folder::{Files, Folder};
 
 use crate::cli::Options;
-use crate::settings::raw::Raw;
+use crate::settings::raw::{DEFAULT, Raw};
 use crate::settings::{Environment, Settings, SettingsError};
 
 /// What of an earlier server comes back.
@@ -30,7 +30,7 @@ impl Restoring {
     /// comes before both.
     ///
     /// # Errors
-    /// The models of the file cannot be read, or an archive of theirs is missing.
+    /// An archive of theirs is missing.
     pub(crate) fn decide(
         raw: &Raw,
         settings: &Settings,
@@ -38,23 +38,17 @@ impl Restoring {
         environment: &Environment,
     ) -> Result<Self, Vec<SettingsError>> {
         let mut notices = raw.notices.clone();
-        let found = match raw.values.get(document::MODELS) {
-            Some(written) if !written.text.trim().is_empty() => {
-                let models = document::read_models(&written.text).map_err(|reason| {
-                    vec![SettingsError::Value {
-                        key: document::MODELS,
-                        reason,
-                        origin: written.origin.clone(),
-                    }]
-                })?;
-                Some((models, written.origin.clone()))
+        let is_named = raw.file.as_ref().is_some_and(|file| file.is_named);
+        let found = match &settings.saved_models {
+            Some(models) => {
+                let origin = raw.values.get(document::MODELS);
+                let origin = origin.map_or(DEFAULT, |written| &written.origin);
+                Some((models.clone(), origin.to_owned()))
             }
-            _ if raw.file.as_ref().is_some_and(|file| file.is_named)
-                && !options.no_config_snapshots =>
-            {
+            None if is_named && !options.no_config_snapshots => {
                 beside_named_file(settings, environment, &mut notices)
             }
-            _ => None,
+            None => None,
         };
         let Some((models, origin)) = found else {
             return Ok(Self {
@@ -89,6 +83,17 @@ impl Restoring {
             notices,
         })
     }
+}
+
+/// Reads the setting `model_snapshot`.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn parse_saved(text: &str) -> Result<Option<SavedModels>, String> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    document::read_models(text).map(Some)
 }
 
 /// The saved models of a server whose configuration file was named and has none.
