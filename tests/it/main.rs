@@ -11,10 +11,12 @@ mod hosts;
 mod management;
 mod metrics;
 mod predict;
+mod registry;
 mod scaling;
 mod scheduling;
 mod settings;
 mod shutdown;
+mod snapshots;
 mod streaming;
 
 /// A server that has not been started; one per test, nothing is shared.

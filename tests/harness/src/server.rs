@@ -178,6 +178,19 @@ impl Server {
         }
     }
 
+    /// Starts it, and sends it a signal so long after, however far it has come by then.
+    pub fn start_and_signal(self, after: Duration, signal: rustix::process::Signal) {
+        let mut child = self
+            .command()
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(after);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        child.wait().unwrap();
+    }
+
     /// Starts it where a start must fail; returns its status and all its output.
     pub fn start_and_fail(self) -> (ExitStatus, String) {
         let config = self.config.join("\n");
