@@ -8,6 +8,7 @@ mod asynchronous;
 mod batching;
 mod continuous;
 mod hosts;
+mod limits;
 mod management;
 mod metrics;
 mod predict;
