@@ -33,7 +33,10 @@ impl Dice {
 
 /// The registry as a few lines: of each name its default version and its versions' bounds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Reference(BTreeMap<String, (String, BTreeMap<String, (usize, usize)>)>);
+struct Reference(BTreeMap<String, (String, Versions)>);
+
+/// Workers at least and at most, by version.
+type Versions = BTreeMap<String, (usize, usize)>;
 
 #[derive(Debug, Clone)]
 enum Call {

@@ -298,7 +298,7 @@ fn a_named_configuration_file_restores_on_demand() {
     let with = server.clone().config("restore_models=true").start();
     assert_eq!(names(&with), ["m"]);
     with.kill();
-    let without = server.clone().start();
+    let without = server.start();
     assert_eq!(names(&without), [""; 0]);
     without.wait_until("it is told", || {
         let output = without.output();

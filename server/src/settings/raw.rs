@@ -222,7 +222,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
     key("enable_envvars_config", Kind::Flag, "false", "Let environment variables replace keys."),
     key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),
-    key("model_snapshot", Kind::Json, "", "Models to register at start instead of `load_models`, as [snapshots](../management.md#snapshots) have them."),
+    key("model_snapshot", Kind::Json, "", "Models to register at start instead of those of `load_models`. Snapshots have it; it may be written by hand."),
     key("restore_models", Kind::Flag, "false", "Restore the models of the newest snapshot although a configuration file is named. Without a named file they are restored anyway.").environment().ours(),
     // Accepted for existing files
     key("prefer_direct_buffer", Kind::Flag, "false", "Hint for Java's allocator.").environment().without_effect(NO_JVM),

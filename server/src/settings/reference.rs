@@ -80,9 +80,9 @@ fn page() -> String {
          Generated from the table in `server/src/settings/raw.rs`; a test keeps it in step.\n\n\
          A setting is read from, in rising order of precedence: its default, `config.properties`, the\n\
          command line, and, if the file has `enable_envvars_config=true`, the environment. The file is\n\
-         the one that `TS_CONFIG_FILE` names, else `--ts-config`, else `./config.properties`; it has\n\
-         the syntax of Java properties, in UTF-8, and `$$NAME$$` in a value stands for an environment\n\
-         variable. At start the log tells each value in force and where it came from.\n",
+         the one that `TS_CONFIG_FILE` names, else `--ts-config`, else the newest\n\
+         [snapshot](../management.md#snapshots), else `./config.properties`; it has the syntax of Java\n\
+         properties, in UTF-8, and `$$NAME$$` in a value stands for an environment variable. At start the log tells each value in force and where it came from.\n",
     );
     for (title, keys, intro) in sections() {
         let _infallible = write!(text, "\n## {title}\n\n{intro}\n\n");
