@@ -516,10 +516,16 @@ impl ManagementService {
             let ready = match finishing.await {
                 Ok(ready) => ready,
                 Err(error) => {
+                    let overtaken = step.was_overtaken(&found, &error);
                     if step.take_back(&found, &error, limit).await {
                         snapshot::keep(&this.core).await;
                     }
-                    return Err(this.unless_removed(&found, error));
+                    let error = this.unless_removed(&found, error);
+                    if !overtaken || !matches!(error, ServingError::WorkerStart { .. }) {
+                        return Err(error);
+                    }
+                    // No worker failed: a later call needed fewer.
+                    0
                 }
             };
             let min_workers = step.size.min;
@@ -913,6 +919,15 @@ fn begin(
 }
 
 impl Step {
+    /// Whether another call stopped the workers that this one waited for.
+    fn was_overtaken(&self, version: &ModelVersion, error: &ServingError) -> bool {
+        let stopped = matches!(
+            error,
+            ServingError::WorkerStart { cause, .. } if *cause == StartFailure::stopped()
+        );
+        stopped && version.decided.lock().number != self.number
+    }
+
     /// Workers did not come up: puts back what was before. Not where another call came after this
     /// one, which has the last word. Returns whether it did.
     async fn take_back(

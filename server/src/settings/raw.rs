@@ -325,7 +325,9 @@ impl Raw {
     pub(crate) fn shown(&self) -> impl Iterator<Item = (&'static str, String, &str)> {
         KEYS.iter().filter_map(|key| {
             let written = self.values.get(key.name)?;
-            let text = match (key.secret, written.text.is_empty()) {
+            // Saved models fill pages, and the log tells of each anyway.
+            let hidden = key.secret || key.name == "model_snapshot";
+            let text = match (hidden, written.text.is_empty()) {
                 (_, true) => "unset".to_owned(),
                 (true, false) => "set".to_owned(),
                 (false, false) => written.text.clone(),
