@@ -517,9 +517,9 @@ impl ManagementService {
                 Ok(ready) => ready,
                 Err(error) => {
                     let overtaken = step.was_overtaken(&found, &error);
-                    if step.take_back(&found, &error, limit).await {
-                        snapshot::keep(&this.core).await;
-                    }
+                    step.take_back(&found, &error, limit).await;
+                    // What holds now, and not what was to hold when somebody else saved.
+                    snapshot::keep(&this.core).await;
                     let error = this.unless_removed(&found, error);
                     if !overtaken || !matches!(error, ServingError::WorkerStart { .. }) {
                         return Err(error);
@@ -895,20 +895,14 @@ fn begin(
             }
             None => UnderWay::Resizing(version.pool.resize(size)),
         });
-    let Size {
-        min,
-        max,
-        autoscale,
-    } = size;
-    tracing::info!(
-        model = %version.name,
-        version = %version.version,
-        min,
-        max,
-        autoscale,
-        limits = ?scaling.limits,
-        "model scaled"
-    );
+    let (model, of) = (&version.name, &version.version);
+    if scaling.resizes {
+        let (min, max, autoscale) = (size.min, size.max, size.autoscale);
+        tracing::info!(%model, version = %of, min, max, autoscale, "workers scaled");
+    }
+    if scaling.limits != LiveLimits::default() {
+        tracing::info!(%model, version = %of, limits = ?scaling.limits, "limits changed");
+    }
     let step = Step {
         size,
         before,
@@ -928,31 +922,25 @@ impl Step {
         stopped && version.decided.lock().number != self.number
     }
 
-    /// Workers did not come up: puts back what was before. Not where another call came after this
-    /// one, which has the last word. Returns whether it did.
-    async fn take_back(
-        &self,
-        version: &ModelVersion,
-        error: &ServingError,
-        limit: Duration,
-    ) -> bool {
+    /// Where workers did not come up, puts back what was before. Not where another call came after
+    /// this one, which has the last word.
+    async fn take_back(&self, version: &ModelVersion, error: &ServingError, limit: Duration) {
         let mut resizing = {
             let mut decided = version.decided.lock();
             let failed = matches!(error, ServingError::WorkerStart { .. });
             if !failed || decided.number != self.number || version.pool.spec().queue.is_closed() {
-                return false;
+                return;
             }
             // They held before, so they do again.
             let _valid = version.pool.change_limits(&self.limits);
             if self.before == self.size {
-                return true;
+                return;
             }
             decided.number += 1;
             decided.size = self.before;
             version.pool.resize(self.before)
         };
         resizing.stopped(limit).await;
-        true
     }
 }
 

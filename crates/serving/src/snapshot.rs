@@ -19,6 +19,10 @@ use crate::Core;
 use crate::management::Registration;
 use crate::registry::{ModelVersion, Registry};
 
+/// How long a change waits to be saved: a disk that stands still must not hold callers, or the
+/// server's end.
+const SAVE_LIMIT: Duration = Duration::from_secs(20);
+
 /// Every registered model, by name and version. The members of a version are TorchServe's
 /// (*torchserve-contract* 2.7), with more that it would ignore.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -266,11 +270,14 @@ pub(crate) async fn keep(core: &Arc<Core>) -> Option<String> {
     let mut complete = keeper.complete.subscribe();
     // Its sender lives as long as the core.
     drop(complete.wait_for(|complete| *complete).await);
-    let saved = Arc::clone(&keeper.saved).lock_owned().await;
-    if saved.changes >= wanted {
-        return None;
-    }
-    let failed = write(core, saved, Occasion::Change).await;
+    let saving = async {
+        let saved = Arc::clone(&keeper.saved).lock_owned().await;
+        if saved.changes >= wanted {
+            return None;
+        }
+        write(core, saved, Occasion::Change).await
+    };
+    let failed = within_limit(saving).await;
     if let Some(reason) = &failed {
         tracing::error!("the change will not outlive the server: {reason}");
     }
@@ -279,8 +286,11 @@ pub(crate) async fn keep(core: &Arc<Core>) -> Option<String> {
 
 /// The models of the start are registered.
 pub(crate) async fn started(core: &Arc<Core>) -> Option<String> {
-    let saved = Arc::clone(&core.keeper.saved).lock_owned().await;
-    let failed = write(core, saved, Occasion::Startup).await;
+    let saving = async {
+        let saved = Arc::clone(&core.keeper.saved).lock_owned().await;
+        write(core, saved, Occasion::Startup).await
+    };
+    let failed = within_limit(saving).await;
     core.keeper.complete.send_replace(true);
     failed
 }
@@ -291,10 +301,22 @@ pub(crate) async fn stop(core: &Arc<Core>) {
     if !*core.keeper.complete.borrow() {
         return;
     }
-    let saved = Arc::clone(&core.keeper.saved).lock_owned().await;
-    if let Some(reason) = write(core, saved, Occasion::Shutdown).await {
+    let saving = async {
+        let saved = Arc::clone(&core.keeper.saved).lock_owned().await;
+        write(core, saved, Occasion::Shutdown).await
+    };
+    if let Some(reason) = within_limit(saving).await {
         tracing::error!("the models could not be saved: {reason}");
     }
+}
+
+/// Waits for a save, but not for ever. One that takes longer goes on, and may still succeed.
+async fn within_limit(saving: impl Future<Output = Option<String>>) -> Option<String> {
+    let in_time = tokio::time::timeout(SAVE_LIMIT, saving).await;
+    in_time.unwrap_or_else(|_| {
+        let seconds = SAVE_LIMIT.as_secs();
+        Some(format!("it was not written within {seconds} s"))
+    })
 }
 
 /// Goes on to its end, with the lock, if its caller leaves.
