@@ -13,6 +13,7 @@ use crate::listen::{Listeners, Socket, connection_limit};
 use crate::rest::{self, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
+use crate::snapshots::{Files, Restoring};
 use crate::startup;
 use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
 use crate::work_dir::{self, WorkDir};
@@ -34,6 +35,10 @@ pub(crate) struct Plan<'p> {
     pub(crate) raw: &'p Raw,
     /// What it means.
     pub(crate) settings: Settings,
+    /// Which models of an earlier server come back.
+    pub(crate) restoring: Restoring,
+    /// Where those of this one are kept, unless that is switched off.
+    pub(crate) snapshots: Option<Files>,
     /// Where temporary files go.
     pub(crate) temp_dir: PathBuf,
 }
@@ -65,9 +70,14 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         options,
         raw,
         settings,
+        restoring,
+        snapshots,
         temp_dir,
     } = plan;
     tell_settings(raw, &settings, &temp_dir);
+    for notice in &restoring.notices {
+        tracing::warn!("{notice}");
+    }
     let mut signals = Signals::catch()?;
     let mut listeners = Listeners::bind(&settings.http)?;
     // They go when this function ends, however it ends.
@@ -77,7 +87,9 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         let shown = temp_dir.display();
         format!("archives cannot be unpacked in `{shown}`; `TEMP` or `TMPDIR` names another folder")
     })?;
-    let (inference, management) = ts_serving::start(settings.serving(work_dir.path().to_owned()))?;
+    let snapshots = snapshots.map(|files| Arc::new(files) as Arc<dyn ts_serving::SnapshotWriter>);
+    let config = settings.serving(work_dir.path().to_owned());
+    let (inference, management) = ts_serving::start(config, snapshots)?;
     let edge = web::Data::new(Edge {
         inference,
         management: Arc::clone(&management),
@@ -112,7 +124,19 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let defaults = settings.default_versions();
     let (models, store) = (settings.startup_models, settings.model_store);
     let starting = async {
-        startup::load(management, models, store, defaults).await;
+        match restoring.models {
+            Some(saved) => management.restore(saved).await,
+            None => {
+                let management = Arc::clone(&management);
+                startup::load(management, models, store, defaults).await;
+            }
+        }
+        if let Some(reason) = management.started().await {
+            tracing::warn!(
+                "no snapshot can be written, so changes of models will not survive a restart: \
+                 {reason}. `LOG_LOCATION` names another folder, `--ncs` does without"
+            );
+        }
         if let Some(file) = &options.ready_file {
             whereabouts.tell(file)?;
         }
@@ -208,8 +232,8 @@ fn tell_settings(raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
     tracing::info!("Temp directory: {}", temp_dir.display());
     let file = raw
         .file
-        .as_deref()
-        .map_or("none".into(), std::path::Path::to_string_lossy);
+        .as_ref()
+        .map_or("none".into(), |file| file.path.to_string_lossy());
     tracing::info!("Config file: {file}");
     tracing::info!("Number of CPUs: {}", cores(settings.hosts.cores));
     tracing::info!("Number of GPUs: {}", settings.devices().len());

@@ -81,14 +81,17 @@ fn used(parameters: Parameters) -> Parsed {
     (parameters.into_pairs(), uses)
 }
 
-/// Reads the text of a configuration file.
-///
-/// # Errors
-/// As at start.
-pub fn properties(text: &str) -> Result<Vec<(String, String)>, String> {
-    let entries = settings::parse_properties(text)?;
-    let pair = |entry: settings::Entry| (entry.key, entry.value);
-    Ok(entries.into_iter().map(pair).collect())
+/// Reads the text of a configuration file: what it has, and how many of its lines are malformed.
+pub fn properties(text: &str) -> (Vec<(String, String)>, usize) {
+    let mut pairs = Vec::new();
+    let mut malformed = 0;
+    for entry in settings::parse_properties(text) {
+        match entry {
+            Ok(entry) => pairs.push((entry.key, entry.value)),
+            Err(_) => malformed += 1,
+        }
+    }
+    (pairs, malformed)
 }
 
 /// Puts variables into a value.
@@ -122,7 +125,7 @@ pub fn settings(file: &Path, model_store: &Path) -> Result<Vec<String>, Vec<Stri
         let told = faults.iter().map(ToString::to_string);
         told.collect::<Vec<String>>()
     };
-    let raw = settings::load(&options, &Environment::default()).map_err(told)?;
+    let raw = settings::load(&options, &Environment::default());
     settings::resolve(&raw, &machine).map_err(told)?;
     Ok(raw.warnings())
 }
@@ -131,8 +134,16 @@ pub fn settings(file: &Path, model_store: &Path) -> Result<Vec<String>, Vec<Stri
 ///
 /// # Errors
 /// As at start.
-pub fn models(text: &str) -> Result<String, String> {
+pub fn models(text: &str) -> Result<String, Vec<String>> {
     settings::parse_overrides(text).map(|overrides| format!("{overrides:?}"))
+}
+
+/// Reads the models of a snapshot.
+///
+/// # Errors
+/// As at start.
+pub fn saved_models(text: &str) -> Result<String, String> {
+    crate::snapshots::parse_saved(text).map(|models| format!("{models:?}"))
 }
 
 /// Reads the list of models to load at start; gives their names and URLs unless it is all of them.

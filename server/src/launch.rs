@@ -15,6 +15,7 @@ use crate::settings::{
     Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
     show,
 };
+use crate::snapshots::{Files, Restoring};
 
 /// How long `--stop --foreground` waits.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -60,8 +61,8 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
         temp_dir,
         settings,
     } = configure(options, environment);
-    let settings = match settings {
-        Ok(settings) => settings,
+    let (settings, restoring) = match settings {
+        Ok((settings, restoring)) => (settings, restoring),
         Err(faults) => {
             for fault in faults {
                 say(format_args!("{fault}"));
@@ -81,6 +82,8 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
                 options,
                 raw: &raw,
                 settings,
+                restoring,
+                snapshots: (!options.no_config_snapshots).then(|| Files::new(environment, &raw)),
                 temp_dir,
             });
             pid_file.remove_own();
@@ -102,8 +105,8 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
 struct Configured {
     raw: Raw,
     temp_dir: PathBuf,
-    /// What it means, or every fault.
-    settings: Result<Settings, Vec<SettingsError>>,
+    /// What it means and which models come back, or every fault.
+    settings: Result<(Settings, Restoring), Vec<SettingsError>>,
 }
 
 fn configure(options: &Options, environment: &Environment) -> Configured {
@@ -124,7 +127,10 @@ fn configure(options: &Options, environment: &Environment) -> Configured {
         raw.faults.push(fault);
         PathBuf::new()
     });
-    let settings = resolve(&raw, &machine);
+    let settings = resolve(&raw, &machine).and_then(|settings| {
+        let restoring = Restoring::decide(&raw, &settings, options, environment)?;
+        Ok((settings, restoring))
+    });
     Configured {
         raw,
         temp_dir,
@@ -135,11 +141,14 @@ fn configure(options: &Options, environment: &Environment) -> Configured {
 /// Prints the settings that a server would have.
 fn show_settings(options: &Options, environment: &Environment) -> ExitCode {
     let Configured { raw, settings, .. } = configure(options, environment);
-    let faults = settings.err().unwrap_or_default();
+    let (notices, faults) = match settings {
+        Ok((_, restoring)) => (restoring.notices, Vec::new()),
+        Err(faults) => (raw.notices.clone(), faults),
+    };
     if options.json {
-        say(format_args!("{:#}", show::json(&raw, &faults)));
+        say(format_args!("{:#}", show::json(&raw, &notices, &faults)));
     } else {
-        say(format_args!("{}", show::text(&raw, &faults)));
+        say(format_args!("{}", show::text(&raw, &notices, &faults)));
     }
     if faults.is_empty() {
         ExitCode::SUCCESS

@@ -10,7 +10,8 @@
 //!    `ts-serving`, and encodes what comes back (`rest/respond.rs`).
 //! 4. A failure carries its class up to [`status`], the only file that knows status numbers.
 //!
-//! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models;
+//! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models, or
+//! those that [`snapshots`] kept;
 //! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
 //! [`telemetry`] logs and measures; [`work_dir`] holds what is unpacked.
 
@@ -25,6 +26,7 @@ mod listen;
 mod rest;
 mod settings;
 mod shutdown;
+mod snapshots;
 mod startup;
 mod status;
 mod telemetry;

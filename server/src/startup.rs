@@ -35,9 +35,9 @@ pub(crate) async fn load(
         };
         match management.register(registration).await {
             Ok(registered) => {
-                let (model, version) = (&registered.model, &registered.version);
+                let (model, version) = (&registered.outcome.model, &registered.outcome.version);
                 tracing::info!("Model {model} loaded. version: {version}, url: {url}");
-                loaded.push((registered.model, registered.version));
+                loaded.push((registered.outcome.model, registered.outcome.version));
             }
             Err(error) => {
                 tracing::error!("Failed to load model: {url}: {}", with_causes(&error));
@@ -49,7 +49,7 @@ pub(crate) async fn load(
         if !loaded.iter().any(|(name, _)| *name == model) {
             continue;
         }
-        if let Err(error) = management.set_default(&model, &version) {
+        if let Err(error) = management.set_default_of_start(&model, &version) {
             tracing::error!(
                 "`models` marks version {version} of {model} as the default one: {}",
                 with_causes(&error)

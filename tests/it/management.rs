@@ -326,88 +326,6 @@ fn the_model_api_is_off_unless_it_is_switched_on() {
 }
 
 #[test]
-fn many_callers_at_once_leave_the_registry_whole() {
-    let server = server().start();
-    for name in ["a", "b", "c"] {
-        server.echo_model(name, "1.0", "");
-    }
-    std::thread::scope(|scope| {
-        for caller in 0..8 {
-            let server = &server;
-            scope.spawn(move || {
-                for turn in 0..25 {
-                    let name = ["a", "b", "c"][(caller + turn) % 3];
-                    let request = match (caller * 7 + turn * 3) % 4 {
-                        0 => {
-                            server.manage("POST", &format!("/models?url={name}&initial_workers=1"))
-                        }
-                        1 => server.manage("DELETE", &format!("/models/{name}")),
-                        2 => {
-                            let path = format!("/models/{name}?min_worker=2&synchronous=true");
-                            server.manage("PUT", &path)
-                        }
-                        _ => server.manage("GET", &format!("/models/{name}")),
-                    };
-                    let answer = request.send();
-                    let expected = matches!(answer.status, 200 | 206 | 404 | 409 | 500 | 503);
-                    assert!(expected, "{}: {}", answer.status, answer.text());
-                    if answer.status == 500 {
-                        // A pool that was taken away while it was being scaled.
-                        assert!(answer.text().contains("Failed to start workers"));
-                    }
-                }
-            });
-        }
-    });
-    let list = server.manage("GET", "/models").send().expect(200).json();
-    for model in list["models"].as_array().unwrap() {
-        let name = model["modelName"].as_str().unwrap();
-        server
-            .manage("DELETE", &format!("/models/{name}"))
-            .send()
-            .expect(200);
-    }
-    server.wait_without_hosts();
-}
-
-#[test]
-fn swapping_versions_under_load_loses_no_request() {
-    let server = serving("");
-    for (folder, version) in [("x2", "2.0"), ("x3", "3.0"), ("x4", "4.0")] {
-        server.echo_model(folder, version, "");
-    }
-    let done = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while !done.load(std::sync::atomic::Ordering::SeqCst) {
-                    server
-                        .infer("POST", "/predictions/m")
-                        .body("x")
-                        .send()
-                        .expect(200);
-                }
-            });
-        }
-        let mut old = "1.0";
-        for (folder, version) in [("x2", "2.0"), ("x3", "3.0"), ("x4", "4.0")] {
-            let path = format!("/models?url={folder}&model_name=m&initial_workers=1");
-            server.manage("POST", &path).send().expect(200);
-            server
-                .manage("PUT", &format!("/models/m/{version}/set-default"))
-                .send()
-                .expect(200);
-            server
-                .manage("DELETE", &format!("/models/m/{old}"))
-                .send()
-                .expect(200);
-            old = version;
-        }
-        done.store(true, std::sync::atomic::Ordering::SeqCst);
-    });
-}
-
-#[test]
 fn a_registration_that_nests_without_end_does_not_end_the_server() {
     let server = serving("");
     for body in [
@@ -425,4 +343,212 @@ fn a_registration_that_nests_without_end_does_not_end_the_server() {
         .body("x")
         .send()
         .expect(200);
+}
+
+/// CF-04: what is not taken as it was written is told in the log and in a header.
+#[test]
+fn misspelt_and_odd_parameters_are_told_to_the_caller() {
+    let server = server().start();
+    server.echo_model("m", "1.0", "");
+    let told = |method, path: &str| {
+        let answer = server.manage(method, path).send();
+        assert!(answer.status < 300, "{path}: {}", answer.text());
+        answer.header("x-warning").map(str::to_owned)
+    };
+    let warning = told("POST", "/models?url=m&batchsize=4&initial_worker=1").unwrap();
+    assert!(
+        warning.contains("`batchsize` is ignored. Did you mean `batch_size`?")
+            && warning.contains("Did you mean `initial_workers`?"),
+        "{warning}"
+    );
+    let warning = told("PUT", "/models/m?min_workers=3").unwrap();
+    assert_eq!(
+        warning,
+        "unknown query parameter `min_workers` is ignored. Did you mean `min_worker`?"
+    );
+    server.wait_until("the log has it too", || server.output().contains(&warning));
+    for (method, path, what) in [
+        ("PUT", "/models/m?min_worker=two", "`min_worker` is `two`"),
+        ("PUT", "/models/m?synchronous=yes", "taken for `false`"),
+        ("GET", "/models?limit=900", "`limit`"),
+        ("GET", "/models?limits=9", "`limit`"),
+        ("GET", "/models/m?customised=true", "`customized`"),
+        ("PUT", "/models/m/1.0/set-default?force=1", "`force`"),
+        ("DELETE", "/models/m?a%0d%0ab=1", "`a\\r\\nb`"),
+    ] {
+        let warning = told(method, path).unwrap();
+        assert!(warning.contains(what), "{path}: {warning}");
+    }
+    let body = r#"{"url": "m", "batch_size": "many", "colour": "red"}"#;
+    let request = server
+        .manage("POST", "/models")
+        .header("content-type", "application/json");
+    let answer = request.body(body).send().expect(200);
+    let warning = answer.header("x-warning").unwrap();
+    assert!(
+        warning.contains("`batch_size` is `many`") && warning.contains("`colour`"),
+        "{warning}"
+    );
+    for (method, path) in [
+        ("GET", "/models?limit=&next_page_token="),
+        ("GET", "/models/m?customized=false"),
+        (
+            "PUT",
+            "/models/m?min_worker=0&synchronous=true&number_gpu=1&timeout=3",
+        ),
+        ("DELETE", "/models/m?synchronous=true&timeout=3"),
+    ] {
+        assert_eq!(told(method, path), None, "{path}");
+    }
+}
+
+/// The calls of TorchServe's own management suite that concern one model, in its order, with the
+/// statuses that it checks.
+#[test]
+fn the_calls_of_torchserves_own_suite_have_its_statuses() {
+    let server = server().start();
+    server.echo_model("m", "1.0", "");
+    server.echo_model("bad", "1.0", "echo:\n  loadError: no such handler\n");
+    let calls = [
+        ("POST", "/models?url=m&model_name=x", 200),
+        ("POST", "/models?url=m&model_name=x", 409),
+        ("POST", "/models?model_name=x", 400),
+        ("POST", "/models?url=&model_name=x", 404),
+        ("POST", "/models?url=m&model_name=y&runtime=python4", 400),
+        ("POST", "/models?url=bad&handler=invalidHandler", 200),
+        ("PUT", "/models/bad?min_worker=1&synchronous=true", 500),
+        ("DELETE", "/models/bad", 200),
+        (
+            "POST",
+            "/models?url=m&model_name=s&startup_timeout=0&initial_workers=3",
+            500,
+        ),
+        ("GET", "/models/s", 404),
+        ("POST", "/models?url=m&model_name=s&startup_timeout=0", 200),
+        ("DELETE", "/models/s", 200),
+        ("POST", "/models?url=m&model_name=s&synchronous=false", 200),
+        (
+            "POST",
+            "/models?url=m&model_name=t&synchronous=false&initial_workers=1",
+            202,
+        ),
+        (
+            "POST",
+            "/models?url=m&model_name=u&synchronous=nan&initial_workers=1",
+            202,
+        ),
+        ("GET", "/models?limit=-1&next_page_token=-1", 200),
+        ("GET", "/models?limit=0", 200),
+        ("GET", "/models?limit=200", 200),
+        ("PUT", "/models/x?number_gpu=1", 202),
+        ("PUT", "/models/x?number_gpu=-1", 202),
+        ("PUT", "/models/x?timeout=0", 202),
+        ("PUT", "/models/x?timeout=-1", 202),
+        ("PUT", "/models/x?timeout=true", 202),
+        ("PUT", "/models/x?min_worker=1&synchronous=true", 200),
+        ("PUT", "/models/x/1.0?min_worker=1&synchronous=true", 200),
+        (
+            "PUT",
+            "/models/x?min_worker=1&model_version=1.0&synchronous=true",
+            200,
+        ),
+        ("PUT", "/models/x?min_worker=1&model_version=9", 404),
+        ("PUT", "/models/x/1?min_worker=1", 404),
+        ("PUT", "/models/x/1.0/set-default", 200),
+        ("PUT", "/models/x/1.0/set-default/", 200),
+        ("PUT", "/models/x/v1.0/set-default", 404),
+        ("PUT", "/models/none/1.0/set-default", 404),
+        ("PUT", "/models/x/1.0/set-default/more", 404),
+        ("PUT", "/x/y/z/set-default", 404),
+        ("PUT", "/models/x/1.0/other", 404),
+        ("GET", "/models/x/1.0", 200),
+        ("GET", "/models/x/all", 200),
+        ("GET", "/models/x/all?customized=true", 200),
+        ("GET", "/models/x/9", 404),
+        ("GET", "/models/none/all", 404),
+        ("PATCH", "/models/x", 405),
+        ("POST", "/models/x", 405),
+        ("PUT", "/v1/models/x", 405),
+        ("GET", "/v1/models/x/", 200),
+        ("DELETE", "/models/x/9", 404),
+        ("DELETE", "/models/x/1.0/?synchronous=true&timeout=-1", 200),
+        ("DELETE", "/models/x", 404),
+    ];
+    for (method, path, status) in calls {
+        let answer = server.manage(method, path).send();
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
+    }
+    let scaled = "/models/t?min_worker=1&model_version=1.0&synchronous=true";
+    let text = server.manage("PUT", scaled).send().expect(200).json()["status"].clone();
+    assert_eq!(text, "Workers scaled to 1 for model: t, version: 1.0");
+}
+
+/// RG-03: nothing but an archive or a model's folder is registered.
+#[test]
+fn places_that_are_no_model_are_refused() {
+    let server = server().start();
+    let store = server.folder().join("store");
+    let store = store.to_str().unwrap();
+    let around = server.folder().to_str().unwrap();
+    for url in [
+        "",
+        "%20",
+        "%20%20",
+        ".",
+        "/",
+        "./",
+        store,
+        &format!("{store}/"),
+        around,
+        "%00",
+    ] {
+        let path = format!("/models?url={url}&model_name=x");
+        let answer = server.manage("POST", &path).send();
+        assert!(
+            matches!(answer.status, 400 | 404),
+            "`{url}`: {}",
+            answer.text()
+        );
+    }
+    // RG-09: schemes that nobody fetches, with those that somebody does.
+    for url in [
+        "s3://b/k.mar",
+        "gs://b/k.mar",
+        "ftp://h/k.mar",
+        "C:%5Cmodels%5Ck.mar",
+    ] {
+        let path = format!("/models?url={url}");
+        let answer = server.manage("POST", &path).send();
+        assert!(
+            matches!(answer.status, 400 | 404),
+            "`{url}`: {}",
+            answer.text()
+        );
+        let told = match url.split_once("://") {
+            // Served, and not on the list unless the operator puts it there.
+            Some(("s3" | "gs", _)) => "does not match any allowed URL(s)",
+            Some(_) => "`https`",
+            None => "Model not found at",
+        };
+        assert!(answer.text().contains(told), "{}", answer.text());
+    }
+    let list = server.manage("GET", "/models").send().expect(200).json();
+    assert_eq!(list["models"], Value::Array(vec![]));
+}
+
+/// RG-07: a default that does not exist is refused, and the one that does stays.
+#[test]
+fn a_default_that_does_not_exist_changes_nothing() {
+    let server = serving("");
+    for (path, message) in [
+        ("m/9.9", "Model version 9.9 does not exist for model m"),
+        ("m/v1.0", "Model version v1.0 does not exist for model m"),
+        ("m/1", "Model version 1 does not exist for model m"),
+        ("none/1.0", "Model not found: none"),
+    ] {
+        let path = format!("/models/{path}/set-default");
+        let error = server.manage("PUT", &path).send().expect(404).json();
+        assert_eq!(error["message"], message);
+    }
+    assert_eq!(server.describe("m")["modelVersion"], "1.0");
 }

@@ -24,5 +24,5 @@ pub use model_config::{ModelConfig, ParallelType};
 pub use pack::{Entries, Format, Packing, Progress, pack};
 pub use python::{Outline, is_identifier};
 pub use requirements::check_requirements;
-pub use unpack::{Artifact, ArtifactDir, UnpackLimits, unpack};
+pub use unpack::{Artifact, ArtifactDir, UnpackLimits, placeholder, unpack};
 pub use verify::{Problem, verify};

@@ -139,6 +139,21 @@ pub fn unpack(
     describe(ArtifactDir { path, owned: true }, source)
 }
 
+/// A model without a file, in a new folder below `parent`: stands for an archive that cannot be read.
+///
+/// # Errors
+/// The folder cannot be made.
+pub fn placeholder(parent: &Path, manifest: Manifest) -> Result<Artifact, ArchiveError> {
+    let parent = std::path::absolute(parent).doing("find", parent)?;
+    let path = parent.join(uuid::Uuid::new_v4().simple().to_string());
+    fs::create_dir_all(&path).doing("create", &path)?;
+    Ok(Artifact {
+        dir: ArtifactDir { path, owned: true },
+        manifest,
+        config: None,
+    })
+}
+
 /// Reads what the folder says about itself. On an error the folder goes with `dir`.
 fn describe(dir: ArtifactDir, source: &Path) -> Result<Artifact, ArchiveError> {
     let manifest = Manifest::read_of(&dir, source)?;

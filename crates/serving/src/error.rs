@@ -179,6 +179,14 @@ pub enum ServingError {
     /// `max_worker` below `min_worker`.
     #[error("max_worker cannot be less than min_worker.")]
     WorkerRange,
+    /// A limit that this model cannot change while it is served.
+    #[error("`{parameter}` cannot change while the model is served: {reason}")]
+    FixedLimit {
+        /// As in the call.
+        parameter: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The default version cannot go while others exist.
     #[error("Cannot remove default version for model {model}")]
     DefaultInUse {
@@ -342,9 +350,10 @@ impl Classify for ServingError {
             Self::ReadTooSlowly { .. } => ErrorClass::Cancelled,
             Self::Unregistered { .. } => ErrorClass::Overloaded,
             Self::Expired { .. } => ErrorClass::DeadlineExceeded,
-            Self::BadRegistration(_) | Self::BadId(_) | Self::WorkerRange => {
-                ErrorClass::InvalidRequest(Invalid::Request)
-            }
+            Self::BadRegistration(_)
+            | Self::BadId(_)
+            | Self::WorkerRange
+            | Self::FixedLimit { .. } => ErrorClass::InvalidRequest(Invalid::Request),
             Self::Runtime(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::AlreadyInStore { .. }
             | Self::StoreUnwritable { .. }

@@ -31,6 +31,7 @@ mod registry;
 mod resources;
 mod scheduling;
 mod sequence;
+mod snapshot;
 mod spec;
 mod store;
 mod stream;
@@ -46,16 +47,18 @@ pub use fit::BatchCost;
 pub use inference::{Answer, InferenceService, Parts};
 pub use job::Timing;
 pub use management::{
-    Description, ManagementService, ModelPage, Registered, Registration, Scaled, Scaling, Which,
-    WorkerDescription,
+    Change, Description, LiveLimits, ManagementService, ModelPage, Registered, Registration,
+    Scaled, Scaling, Which, WorkerDescription,
 };
 pub use metrics::hostname;
+pub use snapshot::{MissingArchive, Occasion, SavedModels, SavedVersion, SnapshotWriter};
 pub use ts_wire::frame::RunFailure;
 
 /// What both services work on.
 pub(crate) struct Core {
     config: ServingConfig,
     registry: registry::Registry,
+    keeper: snapshot::Keeper,
     surroundings: Arc<pool::Surroundings>,
     names: names::Names,
     stopping: AtomicBool,
@@ -71,12 +74,14 @@ impl Core {
     }
 }
 
-/// Starts the core: prepares the work folder, starts no model.
+/// Starts the core: prepares the work folder, starts no model. Changes of the registry go to the
+/// writer of snapshots, if there is one.
 ///
 /// # Errors
 /// [`ServingError::Disk`] when the work folder cannot be used.
 pub fn start(
     config: ServingConfig,
+    snapshots: Option<Arc<dyn SnapshotWriter>>,
 ) -> Result<(Arc<InferenceService>, Arc<ManagementService>), ServingError> {
     fs_err::create_dir_all(&config.work_dir).map_err(|source| ServingError::Disk {
         path: config.work_dir.clone(),
@@ -91,6 +96,7 @@ pub fn start(
         config,
         registry: registry::Registry::default(),
         names: names::Names::default(),
+        keeper: snapshot::Keeper::new(snapshots),
         stopping: AtomicBool::new(false),
     });
     Ok((

@@ -1,20 +1,27 @@
 //! Registration, scaling, description and removal of models. The only writer of the registry.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use ts_types::{DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version};
+use ts_archive::{ArchiveError, Artifact, Manifest, ManifestModel};
+use ts_types::{
+    DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version, with_causes,
+};
 use ts_wire::frame::Exchange;
 
 use crate::Core;
+use crate::config::ServingConfig;
 use crate::error::{ServingError, StartFailure};
 use crate::explain::Batching;
 use crate::pool::{Pool, PoolSpec, Resizing, Size};
-use crate::registry::{Model, ModelVersion};
+use crate::registry::{Decided, Model, ModelVersion};
+use crate::snapshot::{self, SavedModels, SavedVersion};
+use crate::store::Located;
 use crate::{spec, store};
 
 /// Bytes that a registration's URL may have; signed ones of object stores stay well below.
@@ -57,6 +64,17 @@ pub struct Registration {
     pub synchronous: bool,
     /// The registration comes from the command line or the configuration, not from a client.
     pub at_startup: bool,
+    /// The version, and what is known of it, that an earlier server had.
+    pub restored: Option<(Version, SavedVersion)>,
+}
+
+/// What a change came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change<T> {
+    /// The outcome.
+    pub outcome: T,
+    /// Why the change does not outlive the server, if it does not.
+    pub unsaved: Option<String>,
 }
 
 /// What a registration came to.
@@ -72,9 +90,26 @@ pub struct Registered {
     pub ready: bool,
 }
 
-/// New bounds for a pool.
+/// Limits that change while the workers stay; what is `None` stays too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LiveLimits {
+    /// Requests in one batch at most, at least 1.
+    pub batch_size: Option<usize>,
+    /// How long a worker may wait for more requests.
+    pub max_batch_delay: Option<Duration>,
+    /// How long one batch may run.
+    pub response_timeout: Option<Duration>,
+    /// Requests that may wait at once.
+    pub job_queue_size: Option<usize>,
+}
+
+/// New bounds for a pool, and new limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scaling {
+    /// The number of workers changes; if not, only `limits` counts.
+    pub resizes: bool,
+    /// Limits to change.
+    pub limits: LiveLimits,
     /// Workers at least; `None` is 1, or leaves it as it is if `autoscale` is switched on.
     pub min_workers: Option<usize>,
     /// Workers at most; `None` is the least, or leaves room for growth if `autoscale` is switched
@@ -97,6 +132,8 @@ pub enum Scaled {
     /// The pool has the workers asked for, but some that it had before are down and being
     /// restarted.
     InProgress,
+    /// The new limits are in force.
+    Limited,
     /// The pool has the size asked for.
     Done {
         /// Workers at least.
@@ -234,10 +271,49 @@ impl ManagementService {
     ///
     /// # Errors
     /// [`ServingError`]; after any of them nothing of the registration is left.
-    pub async fn register(&self, registration: Registration) -> Result<Registered, ServingError> {
+    pub async fn register(
+        &self,
+        registration: Registration,
+    ) -> Result<Change<Registered>, ServingError> {
         let this = self.clone();
-        self.run_to_the_end(async move { this.register_all(registration).await })
-            .await
+        let of_the_start = registration.at_startup || registration.restored.is_some();
+        self.run_to_the_end(async move {
+            let outcome = this.register_all(registration).await?;
+            let unsaved = if of_the_start {
+                // All of them are saved together, see `started`.
+                None
+            } else {
+                snapshot::keep(&this.core).await
+            };
+            Ok(Change { outcome, unsaved })
+        })
+        .await
+    }
+
+    /// Registers what an earlier server had, each model's default version first. One that cannot be
+    /// registered is told in the log and does not hold up the others.
+    pub async fn restore(&self, models: SavedModels) {
+        for (name, versions) in models.0 {
+            let (default, others): (Vec<_>, Vec<_>) = versions
+                .into_iter()
+                .partition(|(_, saved)| saved.default_version);
+            for (version, saved) in default.into_iter().chain(others) {
+                let registration = saved.registration(&name, &version);
+                match self.register(registration).await {
+                    Ok(_) => tracing::info!("Model {name} restored. version: {version}"),
+                    Err(error) => tracing::error!(
+                        "Failed to restore model: {name} version: {version}: {}",
+                        with_causes(&error)
+                    ),
+                }
+            }
+        }
+    }
+
+    /// The models of the start are registered. From here on every change is saved before it is
+    /// answered; those that came earlier wait for this. Returns why nothing can be saved.
+    pub async fn started(&self) -> Option<String> {
+        snapshot::started(&self.core).await
     }
 
     async fn register_all(&self, registration: Registration) -> Result<Registered, ServingError> {
@@ -251,14 +327,31 @@ impl ManagementService {
             )));
         }
         let core = &self.core;
-        let located = store::locate(&core.config, &registration).await?;
+        let located = match &registration.restored {
+            Some((_, saved)) => find_again(&core.config, saved)?,
+            None => store::locate(&core.config, &registration).await?,
+        };
+        let is_new = registration.restored.is_none();
         let mut rollback = Rollback {
             fetched: located.fetched,
+            is_new,
         };
-        let artifact = {
+        let archive = file_name(&located.path);
+        let (artifact, unreadable) = {
             let (core, path) = (Arc::clone(core), located.path);
+            let restored = registration.restored.clone();
             let unpacking = tokio::task::spawn_blocking(move || {
-                ts_archive::unpack(&path, &core.config.work_dir, &core.config.unpack_limits)
+                let config = &core.config;
+                match ts_archive::unpack(&path, &config.work_dir, &config.unpack_limits) {
+                    Ok(artifact) => Ok((artifact, None)),
+                    Err(error) => match restored {
+                        Some((version, saved)) => {
+                            let artifact = stand_in(&config.work_dir, &version, &saved)?;
+                            Ok((artifact, Some(error)))
+                        }
+                        None => Err(error),
+                    },
+                }
             });
             unpacking.await.map_err(|_| ServingError::ShuttingDown)??
         };
@@ -275,32 +368,41 @@ impl ManagementService {
             )));
         }
         let limits = resolved.limits.clone();
+        let size = Size {
+            min: limits.min_workers,
+            max: limits.max_workers,
+            autoscale: limits.autoscale,
+        };
         let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
         let published = Arc::new(ModelVersion {
             name: name.clone(),
             version: version.clone(),
             url: registration.url.clone(),
+            archive,
+            given_handler: registration.handler.clone(),
+            given_isolation: registration.isolation,
             runtime: resolved.runtime,
             device_type: resolved.device_type,
             device_ids: resolved.device_ids.clone(),
             automatic_workers,
             loaded_at_startup: registration.at_startup,
             pool: Pool::new(PoolSpec::new(resolved, Arc::clone(&core.surroundings))),
+            decided: Mutex::new(Decided { size, number: 0 }),
             folder: artifact.dir,
             fetched: rollback.fetched.take(),
         });
-        let mut resizing = published.pool.resize(Size {
-            min: limits.min_workers,
-            max: limits.max_workers,
-            autoscale: limits.autoscale,
-        });
-        let started = if registration.synchronous {
-            resizing.started().await
+        let started = if let Some(error) = unreadable {
+            let reason = with_causes(&error);
+            tracing::error!("model {name} is listed, and has no worker: {reason}");
+            published.pool.cannot_start(reason);
+            Ok(())
+        } else if registration.synchronous {
+            published.pool.resize(size).started().await
         } else {
-            resizing.failed()
+            published.pool.resize(size).failed()
         };
         if let Err(cause) = started {
-            take_back(published).await;
+            take_back(published, is_new).await;
             return Err(ServingError::WorkerStart {
                 model: name,
                 version,
@@ -308,7 +410,7 @@ impl ManagementService {
             });
         }
         if core.is_stopping() {
-            take_back(published).await;
+            take_back(published, is_new).await;
             return Err(ServingError::ShuttingDown);
         }
         self.publish(&published, reservation);
@@ -377,68 +479,85 @@ impl ManagementService {
         })
     }
 
-    /// Changes the bounds of a pool. A worker that is removed finishes its batch.
+    /// Changes the bounds of a pool, its limits, or both. A worker that is removed finishes its
+    /// batch; new limits hold from the next batch and the next request on.
     ///
     /// # Errors
-    /// Unknown model or version, bad range, workers that do not come up or do not end in time.
+    /// Unknown model or version, bad range, a limit that cannot change: nothing has changed then.
+    /// Workers that do not come up: what was before holds again. Workers that do not end in time.
     pub async fn scale(
         &self,
         model: &ModelName,
         version: Option<&Version>,
         scaling: Scaling,
-    ) -> Result<Scaled, ServingError> {
+    ) -> Result<Change<Scaled>, ServingError> {
+        if self.core.is_stopping() {
+            return Err(ServingError::ShuttingDown);
+        }
         let found = self.core.registry.resolve(model, version)?;
         if found.pool.spec().queue.is_closed() {
             return Err(ServingError::BeingRemoved {
                 model: found.name.clone(),
             });
         }
-        let size = size(&found, scaling);
-        let (min, max, autoscale) = (size.min, size.max, size.autoscale);
-        if max < min {
-            return Err(ServingError::WorkerRange);
-        }
-        let drain = scaling.drain.filter(|_| max == 0);
-        let resizing = if drain.is_some() {
-            found.pool.stop_taking();
-            None
-        } else {
-            Some(found.pool.resize(size))
-        };
-        tracing::info!(
-            model = %found.name,
-            version = %found.version,
-            min,
-            max,
-            autoscale,
-            "workers scaled"
-        );
-        let limit = self.core.config.defaults.unregister_timeout;
-        let finishing = async move {
-            let resizing = match resizing {
-                Some(resizing) => resizing,
-                None if found.pool.drained(drain.unwrap_or_default()).await => {
-                    found.pool.resize(size)
-                }
-                // Another call came in between, and has the last word.
-                None => return Ok(found.pool.ready_workers()),
+        let (under_way, step) = begin(&found, &scaling)?;
+        let this = self.clone();
+        self.run_to_the_end(async move {
+            let Some(under_way) = under_way else {
+                let outcome = Scaled::Limited;
+                let unsaved = snapshot::keep(&this.core).await;
+                return Ok(Change { outcome, unsaved });
             };
-            finish_resizing(found, resizing, limit).await
-        };
-        if scaling.synchronous {
-            let ready = self.run_to_the_end(finishing).await?;
-            return Ok(if ready < min {
+            let limit = this.core.config.defaults.unregister_timeout;
+            let finishing = finish_scaling(Arc::clone(&found), under_way, limit);
+            if !scaling.synchronous {
+                this.runtime.spawn(async move {
+                    if let Err(error) = finishing.await {
+                        tracing::warn!(%error, "scaling did not finish");
+                    }
+                });
+                let outcome = Scaled::Updating;
+                let unsaved = snapshot::keep(&this.core).await;
+                return Ok(Change { outcome, unsaved });
+            }
+            let ready = match finishing.await {
+                Ok(ready) => ready,
+                Err(error) => {
+                    let overtaken = step.was_overtaken(&found, &error);
+                    step.take_back(&found, &error, limit).await;
+                    // What holds now, and not what was to hold when somebody else saved.
+                    snapshot::keep(&this.core).await;
+                    let error = this.unless_removed(&found, error);
+                    if !overtaken || !matches!(error, ServingError::WorkerStart { .. }) {
+                        return Err(error);
+                    }
+                    // No worker failed: a later call needed fewer.
+                    0
+                }
+            };
+            let min_workers = step.size.min;
+            let unsaved = snapshot::keep(&this.core).await;
+            let outcome = if ready < min_workers {
                 Scaled::InProgress
             } else {
-                Scaled::Done { min_workers: min }
-            });
+                Scaled::Done { min_workers }
+            };
+            Ok(Change { outcome, unsaved })
+        })
+        .await
+    }
+
+    /// An error of a version that was taken away meanwhile is that it is not there.
+    fn unless_removed(&self, version: &Arc<ModelVersion>, error: ServingError) -> ServingError {
+        let registry = &self.core.registry;
+        match registry.resolve(&version.name, Some(&version.version)) {
+            Ok(found) if Arc::ptr_eq(&found, version) => error,
+            Ok(_) => ServingError::VersionNotFound {
+                model: version.name.clone(),
+                version: version.version.clone(),
+            },
+            Err(gone) => gone,
         }
-        self.runtime.spawn(async move {
-            if let Err(error) = finishing.await {
-                tracing::warn!(%error, "scaling did not finish");
-            }
-        });
-        Ok(Scaled::Updating)
     }
 
     /// Lists models from `start` on, at most `limit`.
@@ -501,20 +620,51 @@ impl ManagementService {
     ///
     /// # Errors
     /// Unknown model or version.
-    pub fn set_default(&self, model: &ModelName, version: &Version) -> Result<(), ServingError> {
-        let _writer = self.reserved.lock();
-        match self.core.registry.resolve(model, Some(version)) {
-            Ok(_) => {}
-            Err(ServingError::VersionNotFound { model, version }) => {
-                return Err(ServingError::NoSuchDefault { model, version });
-            }
-            Err(error) => return Err(error),
+    pub async fn set_default(
+        &self,
+        model: &ModelName,
+        version: &Version,
+    ) -> Result<Change<()>, ServingError> {
+        if self.core.is_stopping() {
+            return Err(ServingError::ShuttingDown);
         }
-        self.core.registry.publish(|models| {
-            if let Some(found) = models.get_mut(model) {
-                found.default = version.clone();
+        self.set_default_of_start(model, version)?;
+        let this = self.clone();
+        self.run_to_the_end(async move {
+            let unsaved = snapshot::keep(&this.core).await;
+            Ok(Change {
+                outcome: (),
+                unsaved,
+            })
+        })
+        .await
+    }
+
+    /// The same for the models of the start, which are saved together, see
+    /// [`started`](Self::started).
+    ///
+    /// # Errors
+    /// Unknown model or version.
+    pub fn set_default_of_start(
+        &self,
+        model: &ModelName,
+        version: &Version,
+    ) -> Result<(), ServingError> {
+        {
+            let _writer = self.reserved.lock();
+            match self.core.registry.resolve(model, Some(version)) {
+                Ok(_) => {}
+                Err(ServingError::VersionNotFound { model, version }) => {
+                    return Err(ServingError::NoSuchDefault { model, version });
+                }
+                Err(error) => return Err(error),
             }
-        });
+            self.core.registry.publish(|models| {
+                if let Some(found) = models.get_mut(model) {
+                    found.default = version.clone();
+                }
+            });
+        }
         tracing::info!(%model, %version, "default version set");
         Ok(())
     }
@@ -528,7 +678,10 @@ impl ManagementService {
         &self,
         model: &ModelName,
         version: Option<&Version>,
-    ) -> Result<(), ServingError> {
+    ) -> Result<Change<()>, ServingError> {
+        if self.core.is_stopping() {
+            return Err(ServingError::ShuttingDown);
+        }
         let (removed, reservation) = {
             let mut reserved = self.reserved.lock();
             let registry = &self.core.registry;
@@ -566,13 +719,21 @@ impl ManagementService {
             if !removed.pool.finish(limit).await {
                 // Still there, so still listed; it can be removed again.
                 this.publish(&removed, reservation);
+                snapshot::keep(&this.core).await;
                 return Err(ServingError::CleanupTimeout {
                     model: removed.name.clone(),
                 });
             }
             tracing::info!(model = %removed.name, version = %removed.version, "model unregistered");
+            // Before its archive goes: a saved model whose archive is missing keeps the server from
+            // starting.
+            let unsaved = snapshot::keep(&this.core).await;
             delete_files(removed).await;
-            Ok(())
+            drop(reservation);
+            Ok(Change {
+                outcome: (),
+                unsaved,
+            })
         })
         .await
     }
@@ -607,6 +768,8 @@ impl ManagementService {
     /// has passed, then ends them as they are. Returns whether everything ended in time.
     pub async fn shut_down(&self, limit: Duration) -> bool {
         self.core.stop_accepting();
+        // With the models that are there now.
+        snapshot::stop(&self.core).await;
         let models = self.core.registry.snapshot();
         let versions = models.values().flat_map(|model| model.versions.values());
         let ended = join_all(versions.map(|version| version.pool.finish(limit))).await;
@@ -634,20 +797,60 @@ impl Drop for Reservation {
 /// A fetched archive of a registration that has not got through yet.
 struct Rollback {
     fetched: Option<store::Fetched>,
+    /// This registration fetched it; one that restores a model found it.
+    is_new: bool,
 }
 
 impl Drop for Rollback {
     fn drop(&mut self) {
-        if let Some(fetched) = self.fetched.take() {
+        if let Some(fetched) = self.fetched.take()
+            && self.is_new
+        {
             let _best_effort = fs_err::remove_file(&fetched.path);
         }
     }
 }
 
-/// Ends and deletes what a registration that failed had made.
-async fn take_back(version: Arc<ModelVersion>) {
+/// Ends and deletes what a registration that failed had made. An archive that it only found stays.
+async fn take_back(version: Arc<ModelVersion>, is_new: bool) {
     version.pool.finish(Duration::ZERO).await;
-    delete_files(version).await;
+    if is_new {
+        delete_files(version).await;
+    }
+}
+
+/// The archive of a model that an earlier server had.
+fn find_again(config: &ServingConfig, saved: &SavedVersion) -> Result<Located, ServingError> {
+    let store = config.model_store.as_ref().ok_or(ServingError::NoStore)?;
+    let path = saved.archive(store);
+    let path = path.ok_or_else(|| ServingError::NotInStore {
+        url: saved.mar_name.clone(),
+    })?;
+    let fetched = saved.fetched.then(|| store::Fetched { path: path.clone() });
+    Ok(Located { path, fetched })
+}
+
+/// What is registered for an archive that was readable once, so that the model is not forgotten.
+fn stand_in(
+    work_dir: &Path,
+    version: &Version,
+    saved: &SavedVersion,
+) -> Result<Artifact, ArchiveError> {
+    let manifest = Manifest {
+        runtime: saved.runtime_type,
+        model: ManifestModel {
+            model_version: Some(version.to_string()),
+            handler: Some("unreadable".to_owned()),
+            ..ManifestModel::default()
+        },
+        ..Manifest::default()
+    };
+    ts_archive::placeholder(work_dir, manifest)
+}
+
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
 }
 
 /// Deletes the files of a version that is gone. They may be many: not on a thread of the runtime.
@@ -667,12 +870,115 @@ fn remove_fetched(version: &ModelVersion) {
     }
 }
 
+/// A scaling that was decided.
+struct Step {
+    /// The size in force from now on, and the one before.
+    size: Size,
+    before: Size,
+    /// The limits before.
+    limits: LiveLimits,
+    /// Its number, while no other came after it.
+    number: u64,
+}
+
+/// What follows from it.
+enum UnderWay {
+    Resizing(Resizing),
+    /// First its workers answer what waits, for so long.
+    Draining(Duration, Size),
+}
+
+/// Decides, all or nothing, and lets the pool begin.
+fn begin(
+    version: &ModelVersion,
+    scaling: &Scaling,
+) -> Result<(Option<UnderWay>, Step), ServingError> {
+    let mut decided = version.decided.lock();
+    let before = decided.size;
+    let size = if scaling.resizes {
+        size(before, version.automatic_workers, scaling)
+    } else {
+        before
+    };
+    if size.max < size.min {
+        return Err(ServingError::WorkerRange);
+    }
+    let limits = version.pool.change_limits(&scaling.limits)?;
+    decided.size = size;
+    decided.number += 1;
+    let number = decided.number;
+    let under_way = scaling
+        .resizes
+        .then(|| match scaling.drain.filter(|_| size.max == 0) {
+            Some(drain) => {
+                version.pool.stop_taking();
+                UnderWay::Draining(drain, size)
+            }
+            None => UnderWay::Resizing(version.pool.resize(size)),
+        });
+    let (model, of) = (&version.name, &version.version);
+    if scaling.resizes {
+        let (min, max, autoscale) = (size.min, size.max, size.autoscale);
+        tracing::info!(%model, version = %of, min, max, autoscale, "workers scaled");
+    }
+    if scaling.limits != LiveLimits::default() {
+        tracing::info!(%model, version = %of, limits = ?scaling.limits, "limits changed");
+    }
+    let step = Step {
+        size,
+        before,
+        limits,
+        number,
+    };
+    Ok((under_way, step))
+}
+
+impl Step {
+    /// Whether another call stopped the workers that this one waited for.
+    fn was_overtaken(&self, version: &ModelVersion, error: &ServingError) -> bool {
+        let stopped = matches!(
+            error,
+            ServingError::WorkerStart { cause, .. } if *cause == StartFailure::stopped()
+        );
+        stopped && version.decided.lock().number != self.number
+    }
+
+    /// Where workers did not come up, puts back what was before. Not where another call came after
+    /// this one, which has the last word.
+    async fn take_back(&self, version: &ModelVersion, error: &ServingError, limit: Duration) {
+        let mut resizing = {
+            let mut decided = version.decided.lock();
+            let failed = matches!(error, ServingError::WorkerStart { .. });
+            if !failed || decided.number != self.number || version.pool.spec().queue.is_closed() {
+                return;
+            }
+            // They held before, so they do again.
+            let _valid = version.pool.change_limits(&self.limits);
+            if self.before == self.size {
+                return;
+            }
+            decided.number += 1;
+            decided.size = self.before;
+            version.pool.resize(self.before)
+        };
+        resizing.stopped(limit).await;
+    }
+}
+
 /// Returns how many workers take batches after it.
-async fn finish_resizing(
+async fn finish_scaling(
     version: Arc<ModelVersion>,
-    mut resizing: Resizing,
+    under_way: UnderWay,
     limit: Duration,
 ) -> Result<usize, ServingError> {
+    let mut resizing = match under_way {
+        UnderWay::Resizing(resizing) => resizing,
+        UnderWay::Draining(drain, size) if version.pool.drained(drain).await => {
+            version.pool.resize(size)
+        }
+        // Another call came in between, and has the last word.
+        UnderWay::Draining(..) => return Ok(version.pool.ready_workers()),
+    };
     let started = resizing.started().await;
     let stopped = resizing.stopped(limit).await;
     // The last worker that could take what waits may have gone.
@@ -691,15 +997,14 @@ async fn finish_resizing(
 }
 
 /// The bounds that a call asks for. Without autoscaling an absent one has TorchServe's default.
-fn size(version: &ModelVersion, scaling: Scaling) -> Size {
-    let limits = version.pool.spec().limits.read().clone();
-    let autoscale = scaling.autoscale.unwrap_or(limits.autoscale);
+fn size(now: Size, automatic_workers: usize, scaling: &Scaling) -> Size {
+    let autoscale = scaling.autoscale.unwrap_or(now.autoscale);
     let (min, max) = if scaling.autoscale == Some(true) {
-        let min = scaling.min_workers.unwrap_or(limits.min_workers);
-        let room = if limits.max_workers > limits.min_workers {
-            limits.max_workers
+        let min = scaling.min_workers.unwrap_or(now.min);
+        let room = if now.max > now.min {
+            now.max
         } else {
-            version.automatic_workers
+            automatic_workers
         };
         (min, scaling.max_workers.unwrap_or(room.max(min)))
     } else {

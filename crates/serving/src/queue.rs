@@ -348,6 +348,19 @@ impl Queue {
         }
     }
 
+    /// Other numbers from the next batch and the next job on. Jobs that wait keep their places, even
+    /// where there would be fewer now.
+    pub(crate) fn change_limits(&self, size: usize, delay: Duration, capacity: usize) {
+        let mut state = self.state.lock();
+        state.rules.batch.size = size;
+        state.rules.batch.delay = delay;
+        state.rules.capacity = capacity;
+        drop(state);
+        // One that holds may have enough, or have waited for long enough.
+        self.arrival.notify_all();
+        self.company.notify_all();
+    }
+
     /// The caller of a job gives it up; tells whether it had still been waiting.
     pub(crate) fn leave(&self, place: &Place) -> bool {
         let waited = place.leave();

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use ts_archive::ArtifactDir;
-use ts_types::{DeviceType, ModelName, Runtime, Version};
+use ts_types::{DeviceType, Isolation, ModelName, Runtime, Version};
 
 use crate::error::ServingError;
-use crate::pool::Pool;
+use crate::pool::{Pool, Size};
 use crate::store::Fetched;
 
 /// A registered model version with all that belongs to it.
@@ -19,6 +20,11 @@ pub(crate) struct ModelVersion {
     pub(crate) name: ModelName,
     pub(crate) version: Version,
     pub(crate) url: String,
+    /// The archive's file or folder, without the way to it.
+    pub(crate) archive: String,
+    /// What the registration said, where the archive would not say the same after a restart.
+    pub(crate) given_handler: Option<String>,
+    pub(crate) given_isolation: Option<Isolation>,
     pub(crate) runtime: Runtime,
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) device_ids: Option<Vec<u32>>,
@@ -26,11 +32,19 @@ pub(crate) struct ModelVersion {
     pub(crate) automatic_workers: usize,
     pub(crate) loaded_at_startup: bool,
     pub(crate) pool: Pool,
+    /// The size that was asked for last. The pool follows, at once or when it has drained.
+    pub(crate) decided: Mutex<Decided>,
     /// The unpacked archive; its folder goes with the last user of this value.
     #[expect(dead_code, reason = "held for its drop")]
     pub(crate) folder: ArtifactDir,
     /// The archive's file in the store, if the registration brought it there.
     pub(crate) fetched: Option<Fetched>,
+}
+
+/// A size, and how many were decided before.
+pub(crate) struct Decided {
+    pub(crate) size: Size,
+    pub(crate) number: u64,
 }
 
 /// A model: its versions and the default one. Never changed, only replaced.

@@ -115,6 +115,18 @@ pub(crate) fn resolve(
     let placement = place(config, &name, device_type, device_ids.as_deref())?;
     let automatic = automatic_workers(config, &placement);
     let mut limits = limits(config, registration, yaml, &property, automatic);
+    if let Some((saved_version, saved)) = &registration.restored {
+        if *saved_version != version {
+            return Err(ServingError::BadRegistration(format!(
+                "the archive `{}` has version `{version}` now, and version `{saved_version}` was \
+                 saved. Register the model again",
+                saved.mar_name
+            )));
+        }
+        limits.min_workers = saved.min_workers;
+        limits.max_workers = saved.max_workers.max(saved.min_workers);
+        limits.job_queue_size = saved.job_queue_size.unwrap_or(limits.job_queue_size);
+    }
     let exchange = exchange(yaml)?;
     if exchange == Exchange::Asynchronous {
         // Each request is on its own, and none waits for company.

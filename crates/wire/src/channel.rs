@@ -261,6 +261,9 @@ impl Sender {
     /// # Errors
     /// [`WireError::System`].
     pub fn limit(&mut self, limit: Duration) -> Result<(), WireError> {
+        if self.limit == Some(limit) {
+            return Ok(());
+        }
         let pause = limit.clamp(Duration::from_millis(1), SEND_PAUSE);
         set_socket_timeout(&*self.socket, Timeout::Send, Some(pause))
             .map_err(WireError::system("setsockopt(SO_SNDTIMEO)"))?;
@@ -434,6 +437,11 @@ impl Sender {
 }
 
 impl Receiver {
+    /// Bounds what the peer may send in one message from now on.
+    pub fn limit_payload(&mut self, bytes: u64) {
+        self.max_payload_bytes = bytes;
+    }
+
     /// Waits for the next message, until `deadline` if given.
     ///
     /// # Errors

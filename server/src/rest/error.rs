@@ -112,6 +112,16 @@ pub(crate) enum RestError {
         /// Its name.
         name: &'static str,
     },
+    /// A limit that is out of its bounds, or no number.
+    #[error("parameter `{name}` is not a whole number from {least} to {most}")]
+    BadLimit {
+        /// Its name.
+        name: &'static str,
+        /// The least value.
+        least: u64,
+        /// The greatest.
+        most: u64,
+    },
     /// A runtime that does not exist.
     #[error("Invalid RuntimeType value: {value}")]
     BadRuntime {
@@ -186,6 +196,7 @@ impl Classify for RestError {
             | Self::MissingParameter { .. }
             | Self::BadRuntime { .. }
             | Self::BadSwitch { .. }
+            | Self::BadLimit { .. }
             | Self::BadId(_)
             | Self::UnknownName(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::UnknownCoding { .. } => ErrorClass::InvalidRequest(Invalid::Coding),

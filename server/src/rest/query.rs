@@ -1,7 +1,11 @@
 //! Parameters of management calls: from the query string, or from a JSON body with the same names.
 //! Read as leniently as TorchServe does (*torchserve-contract* 5.2, 5.3, 13.2).
 
+use std::cell::RefCell;
 use std::str::FromStr;
+
+use actix_web::HttpResponse;
+use actix_web::http::header::{HeaderName, HeaderValue};
 
 use super::RestError;
 use crate::settings::raw::nearest;
@@ -11,24 +15,81 @@ use crate::settings::raw::nearest;
 const MAX_JSON_BYTES: usize = 64 << 10;
 const MAX_JSON_DEPTH: usize = 16;
 
-/// Unknown parameters told one by one; a client can name any number.
+/// Warnings told one by one; a client can give cause for any number.
 const TOLD: usize = 5;
+
+/// Characters of a client's own text that a warning repeats.
+const SHOWN_CHARS: usize = 60;
+
+/// Tells the caller what was not taken as it was written.
+const WARNING: HeaderName = HeaderName::from_static("x-warning");
 
 /// The longest name worth comparing with the known ones.
 const COMPARED_BYTES: usize = 40;
 
 /// Parameters by name; of several with one name the first counts.
 #[derive(Debug, Default)]
-pub(crate) struct Parameters(Vec<(String, String)>);
+pub(crate) struct Parameters {
+    given: Vec<(String, String)>,
+    warnings: RefCell<Warnings>,
+}
+
+/// What a call is told besides its answer.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings {
+    told: Vec<String>,
+    more: usize,
+}
+
+impl Warnings {
+    /// Adds one, unless there are enough. The log has it too.
+    pub(crate) fn add(&mut self, text: String) {
+        if self.told.contains(&text) {
+            return;
+        }
+        if self.told.len() < TOLD {
+            tracing::warn!("{text}");
+            self.told.push(text);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Puts them into the response's header.
+    pub(crate) fn tell(mut self, response: &mut HttpResponse) {
+        if self.more > 0 {
+            let more = format!("{} more", self.more);
+            tracing::warn!("{more} of the call's parameters were not taken as written");
+            self.told.push(more);
+        }
+        if self.told.is_empty() {
+            return;
+        }
+        // What a header cannot carry is the client's, or a file's name.
+        let plain = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
+        let text: String = self.told.join("; ").chars().map(plain).collect();
+        if let Ok(value) = HeaderValue::try_from(text) {
+            response.headers_mut().insert(WARNING, value);
+        }
+    }
+}
+
+/// A client's text, shortened, and without what would break a line.
+pub(crate) fn shown(text: &str) -> String {
+    let escaped = text.chars().take(SHOWN_CHARS).flat_map(char::escape_debug);
+    let mut shown: String = escaped.collect();
+    if text.chars().nth(SHOWN_CHARS).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
 
 impl Parameters {
     /// Reads a query string.
     pub(crate) fn of_query(query: &str) -> Self {
-        Self(
-            form_urlencoded::parse(query.as_bytes())
-                .into_owned()
-                .collect(),
-        )
+        form_urlencoded::parse(query.as_bytes())
+            .into_owned()
+            .collect()
     }
 
     /// Reads a JSON object, or what people write for one: single quotes, bare keys. Numbers and
@@ -59,12 +120,12 @@ impl Parameters {
         let named = members
             .into_iter()
             .filter_map(|(name, value)| Some((name, text(value)?)));
-        Ok(Self(named.collect()))
+        Ok(named.collect())
     }
 
     /// The text of a parameter.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0
+        self.given
             .iter()
             .find(|(given, _)| given == name)
             .map(|(_, value)| value.as_str())
@@ -72,7 +133,7 @@ impl Parameters {
 
     /// Every value of a parameter.
     pub(crate) fn all<'p>(&'p self, name: &'p str) -> impl Iterator<Item = &'p str> {
-        self.0
+        self.given
             .iter()
             .filter(move |(given, _)| given == name)
             .map(|(_, value)| value.as_str())
@@ -80,56 +141,81 @@ impl Parameters {
 
     /// A whole number; what is none counts as absent.
     pub(crate) fn number(&self, name: &str) -> Option<i64> {
-        self.get(name)
-            .and_then(|text| i64::from_str(text.trim()).ok())
+        let text = self.get(name)?.trim();
+        let number = i64::from_str(text).ok();
+        if number.is_none() && !text.is_empty() {
+            self.warn(format!(
+                "`{name}` is `{}`, which is not a whole number; it is left out",
+                shown(text)
+            ));
+        }
+        number
     }
 
     /// Whether a parameter says `true`; what is absent counts as `default`.
     pub(crate) fn flag(&self, name: &str, default: bool) -> bool {
-        self.get(name)
-            .map_or(default, |text| text.eq_ignore_ascii_case("true"))
+        let Some(text) = self.get(name) else {
+            return default;
+        };
+        let on = text.eq_ignore_ascii_case("true");
+        if !on && !text.eq_ignore_ascii_case("false") {
+            self.warn(format!(
+                "`{name}` is `{}`, which is taken for `false`",
+                shown(text)
+            ));
+        }
+        on
     }
 
     /// Parameters that nothing reads.
     pub(crate) fn unknown(&self, known: &[&str]) -> impl Iterator<Item = (&str, &str)> {
-        self.0
+        self.given
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_str()))
             .filter(|(name, _)| !known.contains(name))
     }
 
-    /// Warns of parameters that nothing reads.
+    /// Notes what the caller is to know.
+    pub(crate) fn warn(&self, text: String) {
+        self.warnings.borrow_mut().add(text);
+    }
+
+    /// Notes the parameters that nothing reads.
     pub(crate) fn warn_unknown(&self, known: &[&str]) {
-        let unknown = || self.unknown(known);
-        for (name, _) in unknown().take(TOLD) {
-            let shown = shown(name);
+        for (name, _) in self.unknown(known) {
             let near = if name.len() > COMPARED_BYTES {
                 None
             } else {
                 nearest(name, known.iter().copied())
             };
-            match near {
-                Some(near) => tracing::warn!(
-                    "unknown query parameter `{shown}` is ignored. Did you mean `{near}`?"
-                ),
-                None => tracing::warn!("unknown query parameter `{shown}` is ignored"),
-            }
+            let name = shown(name);
+            self.warn(match near {
+                Some(near) => {
+                    format!("unknown query parameter `{name}` is ignored. Did you mean `{near}`?")
+                }
+                None => format!("unknown query parameter `{name}` is ignored"),
+            });
         }
-        let more = unknown().count().saturating_sub(TOLD);
-        if more > 0 {
-            tracing::warn!("{more} more unknown query parameters are ignored");
-        }
+    }
+
+    /// Everything noted so far.
+    pub(crate) fn warnings(self) -> Warnings {
+        self.warnings.into_inner()
     }
 
     /// The parameters as pairs.
     pub(crate) fn into_pairs(self) -> Vec<(String, String)> {
-        self.0
+        self.given
     }
 }
 
-/// A name as it is told. It is the client's: shortened, and without what would break the line.
-pub(crate) fn shown(name: &str) -> String {
-    name.chars().take(60).flat_map(char::escape_debug).collect()
+impl FromIterator<(String, String)> for Parameters {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Self {
+        Self {
+            given: pairs.into_iter().collect(),
+            warnings: RefCell::default(),
+        }
+    }
 }
 
 /// How deep brackets nest at most. Those inside texts count too: a parameter has few.
@@ -178,6 +264,37 @@ mod tests {
         let query = Parameters::of_query("a=TRUE&b=1&c=-1");
         assert!(query.flag("a", false) && !query.flag("b", true) && !query.flag("c", true));
         assert!(query.flag("d", true) && !query.flag("d", false));
+    }
+
+    #[test]
+    fn what_was_not_taken_as_written_is_told_in_a_header() {
+        let told = |query: &str| {
+            let query = Parameters::of_query(query);
+            query.warn_unknown(&["min_worker", "synchronous"]);
+            let (_number, _flag) = (query.number("min_worker"), query.flag("synchronous", true));
+            let mut response = HttpResponse::Ok().finish();
+            query.warnings().tell(&mut response);
+            let header = response.headers().get("x-warning");
+            header.map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(told("min_worker=2&synchronous=FALSE"), None);
+        assert_eq!(told("min_worker="), None);
+        assert_eq!(
+            told("min_workers=3").unwrap(),
+            "unknown query parameter `min_workers` is ignored. Did you mean `min_worker`?"
+        );
+        assert_eq!(
+            told("min_worker=two&synchronous=-1").unwrap(),
+            "`min_worker` is `two`, which is not a whole number; it is left out; `synchronous` is \
+             `-1`, which is taken for `false`"
+        );
+        let hostile = told("a%0d%0ab%00ü=1").unwrap();
+        assert!(hostile.contains("`a\\r\\nb\\0?`"), "{hostile}");
+        let many: String = (0..500)
+            .map(|n| format!("{n}{}=1&", "x".repeat(90)))
+            .collect();
+        let many = told(&many).unwrap();
+        assert!(many.len() < 1_000 && many.ends_with("; 495 more"), "{many}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 mod address;
 mod devices;
 mod models;
-mod properties;
+pub(crate) mod properties;
 pub(crate) mod raw;
 #[cfg(test)]
 mod reference;
@@ -18,9 +18,11 @@ pub(crate) use devices::{VISIBLE, find as find_devices};
 pub(crate) use models::parse_overrides;
 pub(crate) use models::{StartupModel, StartupModels};
 #[cfg(feature = "fuzzing")]
-pub(crate) use properties::{Entry, parse as parse_properties, substitute};
+pub(crate) use properties::{parse as parse_properties, substitute};
 pub(crate) use resolve::{Http, Machine, Settings, resolve};
 pub(crate) use sources::{Environment, load};
+
+use ts_types::{ModelName, Version};
 
 /// Why the server cannot start with what it was told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +87,22 @@ pub(crate) enum SettingsError {
         origin: String,
         /// What may have been meant, as a sentence after it; or nothing.
         hint: String,
+    },
+    /// A saved model whose archive is not there any more. The first sentence is TorchServe's.
+    #[error(
+        "Model archive file for model :{model}, version :{version} not found in model store. Put \
+         `{archive}` back, name the models to load with `--models`, or take the entry out of \
+         `model_snapshot` ({origin})"
+    )]
+    MissingArchive {
+        /// The model.
+        model: ModelName,
+        /// Its version.
+        version: Version,
+        /// Name of the file or folder.
+        archive: String,
+        /// Where the saved models stand.
+        origin: String,
     },
     /// The folder for temporary files does not exist.
     #[error("Invalid temp directory: {path}, please check TEMP environment variable.")]

@@ -191,7 +191,7 @@ const fn bytes(min: u64) -> Kind {
 
 const NO_GRPC: &str = "gRPC is not served yet";
 const NO_TLS: &str = "TLS is not served yet";
-const NO_SNAPSHOTS: &str = "snapshots are neither written nor read yet";
+const FOR_PEOPLE: &str = "it is for people who read snapshots";
 /// Of everything that only Java would read; said once for all of it.
 pub(crate) const NO_JVM: &str =
     "this server has no Java virtual machine (what is logged is set by `log_filter`)";
@@ -278,7 +278,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
     key("enable_envvars_config", Kind::Flag, "false", "Let environment variables replace keys."),
     key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),
-    key("model_snapshot", Kind::Json, "", "Models of an earlier run.").without_effect(NO_SNAPSHOTS),
+    key("model_snapshot", Kind::Json, "", "Models to register at start instead of those of `load_models`. Snapshots have it; it may be written by hand."),
+    key("restore_models", Kind::Flag, "false", "Restore the models of the newest snapshot although a configuration file is named. Without a named file they are restored anyway.").environment().ours(),
     // Accepted for existing files
     key("prefer_direct_buffer", Kind::Flag, "false", "Hint for Java's allocator.").environment().without_effect(NO_JVM),
     key("ts_open_inference_protocol", Kind::Flag, "false", "Serve the open inference protocol.").environment().without_effect("the open inference protocol is not served yet"),
@@ -297,8 +298,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),
     key("vmargs", Kind::Text, "", "Options of the Java virtual machine.").without_effect(NO_JVM),
     key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM).option("--plugins-path"),
-    key("version", Kind::Text, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
-    key("tsConfigFile", Kind::Path, "", "Written by TorchServe into snapshots.").without_effect(NO_SNAPSHOTS),
+    key("version", Kind::Text, "", "Version of TorchServe that wrote a snapshot.").without_effect(FOR_PEOPLE),
+    key("tsConfigFile", Kind::Path, "", "The file that the settings of a snapshot were read from.").without_effect(FOR_PEOPLE),
 ];
 
 /// The key of this name.
@@ -335,8 +336,6 @@ pub(crate) struct Written {
 /// The layered values of all known keys, what was written besides them, and what could not be read.
 #[derive(Debug, Default)]
 pub(crate) struct Raw {
-    /// The configuration file, if there is one.
-    pub(crate) file: Option<PathBuf>,
     /// By name of a known key.
     pub(crate) values: BTreeMap<&'static str, Written>,
     /// Keys that nothing knows, with where they stand.
@@ -353,6 +352,19 @@ pub(crate) struct Raw {
     pub(crate) faults: Vec<SettingsError>,
     /// Keys whose value could not be read, which is among the faults.
     pub(crate) unusable: BTreeSet<&'static str>,
+    /// The file that was read.
+    pub(crate) file: Option<ConfigFile>,
+    /// What is to be said about the choice of the file.
+    pub(crate) notices: Vec<String>,
+}
+
+/// The file that settings were read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConfigFile {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// The operator named it; otherwise it was found.
+    pub(crate) is_named: bool,
 }
 
 impl Raw {
@@ -407,6 +419,7 @@ impl Raw {
         let mut hiding = Vec::new();
         for key in KEYS {
             if let (Effect::None(why), Some(written)) = (key.effect, self.values.get(key.name))
+                && why != FOR_PEOPLE
                 && written.origin != DEFAULT
                 && written.text != key.default
             {
@@ -451,7 +464,9 @@ impl Raw {
                 Some(written) => (written.text.as_str(), written.origin.as_str()),
                 None => ("", DEFAULT),
             };
-            let text = match (key.secret, text.is_empty()) {
+            // Saved models fill pages, and the log tells of each anyway.
+            let hidden = key.secret || key.name == "model_snapshot";
+            let text = match (hidden, text.is_empty()) {
                 (_, true) => "unset".to_owned(),
                 (true, false) => "set".to_owned(),
                 (false, false) => text.to_owned(),

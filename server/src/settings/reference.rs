@@ -64,8 +64,8 @@ fn page() -> String {
          Generated from the table in `server/src/settings/raw.rs`; a test keeps it in step.\n\n\
          A setting is read from, in rising order of precedence: its default, `config.properties`, the\n\
          command line, and, if the file has `enable_envvars_config=true`, the environment. The file is\n\
-         the one that `TS_CONFIG_FILE` names, else `--ts-config`, else `./config.properties`; it has\n\
-         the syntax of Java properties, in UTF-8, and `$$NAME$$` in a value stands for an environment\n\
+         the one that `TS_CONFIG_FILE` names, else `--ts-config`, else the newest\n\
+         [snapshot](../management.md#snapshots), else `./config.properties`; it has the syntax of Java properties, in UTF-8, and `$$NAME$$` in a value stands for an environment\n\
          variable. `torchserve config`, with the options that the server is started with, shows each value\n\
          in force and where it came from, and starts nothing; the log tells those that are not the\n\
          default ones at start. Two variables count in any case: `TS_MODEL_SERVER_HOME` and\n\

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
 use ts_archive::UnpackLimits;
-use ts_serving::{HostConfig, ModelDefaults, SequenceHeaders, ServingConfig};
+use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig};
 use ts_types::{Gather, Isolation, ModelName, ResourceDemand, Version};
 
 use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, Kind, Raw, Written, break_missing, find};
 use super::{Address, SettingsError, StartupModels};
+use crate::snapshots;
 
 /// What the HTTP edge is told.
 #[derive(Debug, Clone)]
@@ -44,6 +45,10 @@ pub(crate) struct Settings {
     pub(crate) model_store: PathBuf,
     /// Models to load at start.
     pub(crate) startup_models: StartupModels,
+    /// Models of an earlier server that stand in the file.
+    pub(crate) saved_models: Option<SavedModels>,
+    /// The models of the newest snapshot are restored although a file is named.
+    pub(crate) restore_models: bool,
     /// Registering and unregistering over the API is allowed.
     pub(crate) enable_model_api: bool,
     /// Requests need tokens.
@@ -363,6 +368,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         }
         PerModel::new()
     });
+    let saved_models = reader.value("model_snapshot", snapshots::parse_saved);
     let hidden_environment = reader.pattern("blacklist_env_vars");
     let hosts = HostConfig {
         executable: machine.executable.clone(),
@@ -382,6 +388,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     };
     let startup_models = StartupModels::parse(&reader.written("load_models").text);
     let enable_model_api = reader.flag("enable_model_api");
+    let restore_models = reader.flag("restore_models");
     let token_authorization = !reader.flag("disable_token_authorization");
     let token_lifetime = reader.minutes("token_expiration_min");
     let host_metrics = !reader.flag("disable_system_metrics");
@@ -398,6 +405,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         model_store: model_store?,
         startup_models,
         enable_model_api,
+        restore_models,
+        saved_models,
         token_authorization,
         token_lifetime,
         host_metrics_every: host_metrics.then_some(interval),
@@ -652,6 +661,7 @@ mod tests {
             "log_filter" => "debug",
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
+            "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,
             _ => "",
         };
         if !named.is_empty() {

@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 use super::SettingsError;
 use super::raw::{Effect, KEYS, Raw};
 
-/// For people.
-pub(crate) fn text(raw: &Raw, faults: &[SettingsError]) -> String {
+/// For people. `notices` are about the models that come back.
+pub(crate) fn text(raw: &Raw, notices: &[String], faults: &[SettingsError]) -> String {
     let mut text = match &raw.file {
-        Some(file) => format!("configuration file: {}\n\n", file.display()),
+        Some(file) => format!("configuration file: {}\n\n", file.path.display()),
         None => "configuration file: none\n\n".to_owned(),
     };
     let longest = KEYS.iter().map(|key| key.name.len()).max().unwrap_or(0);
     for (key, value, origin) in raw.shown() {
         let _infallible = writeln!(text, "{key:longest$}  {value:<24}  {origin}");
     }
-    for warning in raw.warnings() {
+    for warning in notices.iter().chain(&raw.warnings()) {
         let _infallible = write!(text, "\nwarning: {warning}");
     }
     for fault in faults {
@@ -28,7 +28,7 @@ pub(crate) fn text(raw: &Raw, faults: &[SettingsError]) -> String {
 }
 
 /// For programs.
-pub(crate) fn json(raw: &Raw, faults: &[SettingsError]) -> Value {
+pub(crate) fn json(raw: &Raw, notices: &[String], faults: &[SettingsError]) -> Value {
     let settings = KEYS
         .iter()
         .zip(raw.shown())
@@ -45,9 +45,9 @@ pub(crate) fn json(raw: &Raw, faults: &[SettingsError]) -> Value {
             })
         });
     json!({
-        "file": raw.file,
+        "file": raw.file.as_ref().map(|file| &file.path),
         "settings": settings.collect::<Vec<_>>(),
-        "warnings": raw.warnings(),
+        "warnings": notices.iter().chain(&raw.warnings()).collect::<Vec<_>>(),
         "faults": faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use config::{Config, ConfigError, Map, Source, Value};
 
-use super::raw::{DEFAULT, KEYS, Key, Raw, Written, find};
+use super::raw::{ConfigFile, DEFAULT, KEYS, Key, Raw, Written, find};
 use super::{SettingsError, properties};
 use crate::cli::Options;
+use crate::snapshots::Folder;
 
 /// Variables that begin as those of keys do and mean something else (*torchserve-contract* 1.7).
 const OTHER_VARIABLES: &[&str] = &[
@@ -123,28 +124,49 @@ impl Source for Layer {
     }
 }
 
-/// Which file is read, and what named it when that was not the option.
+/// Which file is read (*torchserve-contract* 2.2): the one that is named, else the newest snapshot,
+/// else the one that lies here.
 fn config_file(
     options: &Options,
     environment: &Environment,
-) -> Result<Option<(PathBuf, Option<&'static str>)>, SettingsError> {
+    notices: &mut Vec<String>,
+) -> Result<Option<ConfigFile>, SettingsError> {
     let named = environment
         .get("TS_CONFIG_FILE")
         .filter(|path| !path.is_empty())
         .map(|path| (PathBuf::from(path), Some("TS_CONFIG_FILE")))
         .or_else(|| options.ts_config.clone().map(|path| (path, None)))
         .filter(|(path, _)| !path.as_os_str().is_empty());
-    match named {
-        Some((path, _)) if path.is_file() => Ok(Some((path, None))),
-        Some((path, named_by)) => Err(SettingsError::NoConfigFile {
+    if let Some((path, named_by)) = named {
+        if path.is_file() {
+            let is_named = true;
+            return Ok(Some(ConfigFile { path, is_named }));
+        }
+        return Err(SettingsError::NoConfigFile {
             path: path.display().to_string(),
             named_by,
-        }),
-        None => {
-            let here = PathBuf::from("config.properties");
-            Ok(here.is_file().then_some((here, None)))
+        });
+    }
+    let is_named = false;
+    let here = PathBuf::from("config.properties");
+    if !options.no_config_snapshots {
+        let newest = Folder::of(environment).newest();
+        notices.extend(newest.passed_over);
+        if let Some((path, _)) = newest.usable {
+            if here.is_file() {
+                notices.push(format!(
+                    "settings are read from the snapshot `{}`, not from `config.properties`. \
+                     `--ts-config config.properties` or `--ncs` changes that",
+                    path.display()
+                ));
+            }
+            return Ok(Some(ConfigFile { path, is_named }));
         }
     }
+    Ok(here.is_file().then_some(ConfigFile {
+        path: here,
+        is_named,
+    }))
 }
 
 /// Reads the file into a layer; everything else that is to be said of it goes into `raw`.
@@ -179,7 +201,13 @@ fn read_file(path: &Path, environment: &Environment, raw: &mut Raw) -> Layer {
             raw.unknown.push((key, origin));
             continue;
         };
-        match properties::substitute(&value, |name| environment.get(name).map(str::to_owned)) {
+        let value = if known.name == "model_snapshot" {
+            // Names and URLs that callers gave.
+            Ok(value)
+        } else {
+            properties::substitute(&value, |name| environment.get(name).map(str::to_owned))
+        };
+        match value {
             Ok(text) => layer.set(known.name, text, origin),
             Err(variable) => {
                 raw.unusable.insert(known.name);
@@ -289,10 +317,10 @@ fn missing_files(options: &Options) -> impl Iterator<Item = SettingsError> {
 /// Reads everything and layers it. What could not be read is among the faults of what comes back.
 pub(crate) fn load(options: &Options, environment: &Environment) -> Raw {
     let mut raw = Raw::default();
-    let file = match config_file(options, environment) {
-        Ok(Some((path, _))) => {
-            let layer = read_file(&path, environment, &mut raw);
-            raw.file = Some(path);
+    let file = match config_file(options, environment, &mut raw.notices) {
+        Ok(Some(file)) => {
+            let layer = read_file(&file.path, environment, &mut raw);
+            raw.file = Some(file);
             layer
         }
         Ok(None) => Layer::default(),

@@ -14,16 +14,10 @@ pub(super) fn properties(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
-    let Ok(pairs) = fuzzing::properties(text) else {
-        return;
-    };
+    let (pairs, _malformed) = fuzzing::properties(text);
     let line = |(key, value): &(String, String)| format!("{}={}\n", escaped(key), escaped(value));
     let again: String = pairs.iter().map(line).collect();
-    assert_eq!(
-        fuzzing::properties(&again).as_ref(),
-        Ok(&pairs),
-        "{again:?}"
-    );
+    assert_eq!(fuzzing::properties(&again), (pairs.clone(), 0), "{again:?}");
     for (_, value) in &pairs {
         let same = fuzzing::substitute(value, |name| Some(format!("$${name}$$")));
         assert_eq!(same.as_ref(), Ok(value));
@@ -62,12 +56,15 @@ pub(super) fn settings(data: &[u8]) {
     assert!(told.iter().all(|line| !line.is_empty()));
 }
 
-/// The `models` property, and the list of models to load at start.
+/// The `models` property, the models of a snapshot, and the list of models to load at start.
 pub(super) fn models(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
-    if let Err(fault) = fuzzing::models(text) {
+    if let Err(faults) = fuzzing::models(text) {
+        assert!(!faults.is_empty() && faults.iter().all(|fault| !fault.is_empty()));
+    }
+    if let Err(fault) = fuzzing::saved_models(text) {
         assert!(!fault.is_empty());
     }
     for (_, url) in fuzzing::startup_models(text).into_iter().flatten() {

@@ -16,10 +16,13 @@ use crate::client::Request;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A server that has not been started.
+#[derive(Clone)]
 pub struct Server {
     executable: PathBuf,
-    folder: TempDir,
+    folder: Arc<TempDir>,
     config: Vec<String>,
+    config_named: bool,
+    snapshots: bool,
     args: Vec<String>,
     environment: Vec<(String, String)>,
 }
@@ -35,7 +38,9 @@ impl Server {
         fs_err::create_dir_all(folder.path().join("tmp")).unwrap();
         Self {
             executable: executable.into(),
-            folder,
+            folder: Arc::new(folder),
+            config_named: true,
+            snapshots: false,
             config: ["inference_address", "management_address", "metrics_address"]
                 .map(|key| format!("{key}=http://127.0.0.1:0"))
                 .to_vec(),
@@ -58,6 +63,21 @@ impl Server {
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        self
+    }
+
+    /// Lets it write and read snapshots. Its configuration file lies in its folder and is not named.
+    #[must_use]
+    pub fn snapshots(mut self) -> Self {
+        self.snapshots = true;
+        self.config_named = false;
+        self
+    }
+
+    /// Names its configuration file all the same.
+    #[must_use]
+    pub fn named_config(mut self) -> Self {
+        self.config_named = true;
         self
     }
 
@@ -117,6 +137,7 @@ impl Server {
             .env("TMPDIR", self.folder.path().join("tmp"))
             .env_remove("TS_CONFIG_FILE")
             .env_remove("TEMP")
+            .env_remove("LOG_LOCATION")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -128,10 +149,13 @@ impl Server {
         let mut command = self.bare_command();
         command
             .args(how)
-            .args(["--ncs", "--model-store"])
-            .arg(self.store())
-            .arg("--ts-config")
-            .arg(self.config_file())
+            .args((!self.snapshots).then_some("--ncs"))
+            .arg("--model-store")
+            .arg(self.store());
+        if self.config_named {
+            command.arg("--ts-config").arg(self.config_file());
+        }
+        command
             .arg("--ready-file")
             .arg(self.folder.path().join("ready.json"))
             .args(&self.args);
@@ -163,12 +187,14 @@ impl Server {
     /// Starts it and waits until it listens.
     pub fn start(self) -> Running {
         self.write_config();
+        let ready_file = self.folder.path().join("ready.json");
+        // Of an earlier start here.
+        let _may_not_exist = fs_err::remove_file(&ready_file);
         let mut child = self.command(&["--start", "--foreground"]).spawn().unwrap();
         let output = Arc::new(Mutex::new(String::new()));
         let open = Arc::new(AtomicUsize::new(2));
         collect(child.stdout.take().unwrap(), &output, &open);
         collect(child.stderr.take().unwrap(), &output, &open);
-        let ready_file = self.folder.path().join("ready.json");
         let started = Instant::now();
         let ready: Value = loop {
             if let Ok(text) = fs_err::read_to_string(&ready_file) {
@@ -198,9 +224,22 @@ impl Server {
             management: address("management"),
             metrics: address("metrics"),
             child,
-            folder: self.folder,
+            server: self,
             output,
         }
+    }
+
+    /// Starts it, and sends it a signal so long after, however far it has come by then.
+    pub fn start_and_signal(self, after: Duration, signal: rustix::process::Signal) {
+        let mut child = self
+            .command(&["--start", "--foreground"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(after);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        child.wait().unwrap();
     }
 
     /// Starts it where a start must fail; returns its status and all its output.
@@ -323,7 +362,7 @@ pub struct Running {
     /// Address of the metrics API; empty where there is none.
     pub metrics: String,
     child: Child,
-    folder: TempDir,
+    server: Server,
     output: Arc<Mutex<String>>,
 }
 
@@ -345,12 +384,28 @@ impl Running {
 
     /// Puts another echo model into the store; registers nothing.
     pub fn echo_model(&self, name: &str, version: &str, yaml: &str) {
-        write_echo_model(&self.folder.path().join("store"), name, version, yaml);
+        write_echo_model(&self.server.store(), name, version, yaml);
     }
 
     /// The folder that the server was started in.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        self.server.folder.path()
+    }
+
+    /// The same server again, once this one is gone: `kill -9`, as a power cut would.
+    #[track_caller]
+    pub fn kill(mut self) -> Server {
+        self.signal(rustix::process::Signal::KILL);
+        self.wait_for_exit(LIMIT);
+        self.server.clone()
+    }
+
+    /// The same server again, once this one has stopped in order.
+    #[track_caller]
+    pub fn stop_in_order(mut self) -> Server {
+        let status = self.stop();
+        assert!(status.success(), "{status}\n{}", self.output());
+        self.server.clone()
     }
 
     /// The server's process id.

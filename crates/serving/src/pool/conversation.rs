@@ -141,7 +141,7 @@ impl Dispatcher {
         in_flight: &InFlight,
         host_is_alive: impl Fn() -> bool,
     ) -> Result<(), WireError> {
-        let bound = self.spec.limits.read().job_queue_size.max(1);
+        let bound = || self.spec.limits.read().job_queue_size.max(1);
         let over = || {
             self.control.stopping()
                 || in_flight.lost.load(Ordering::SeqCst)
@@ -151,7 +151,7 @@ impl Dispatcher {
         loop {
             {
                 let mut state = in_flight.state.lock();
-                while state.requests.len() >= bound && !over() {
+                while state.requests.len() >= bound() && !over() {
                     in_flight.room.wait_for(&mut state, LOOK_EVERY);
                 }
             }
@@ -169,7 +169,12 @@ impl Dispatcher {
                 in_flight.add(Held::single((job, running)), limit);
                 let items = std::iter::once((&request, false));
                 let told = departures.were_told();
-                let handed = hand_over(*sender.lock(), items, Payload::Inline, told);
+                let handed = {
+                    let mut sender = sender.lock();
+                    sender
+                        .limit(limit)
+                        .and_then(|()| hand_over(&mut sender, items, Payload::Inline, told))
+                };
                 let Err(error) = handed else { continue };
                 let removed = in_flight.remove(request.id.as_str());
                 let job = removed.and_then(|request| Some(request.held?.job));

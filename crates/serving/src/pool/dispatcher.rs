@@ -30,7 +30,7 @@ use crate::pool::slots::Slots;
 use crate::pool::{Phase, PoolSpec, SlotStatus};
 
 /// Room for what travels beside the bodies of a batch.
-const REPLY_SLACK_BYTES: u64 = 1 << 20;
+pub(super) const REPLY_SLACK_BYTES: u64 = 1 << 20;
 
 /// How long the end of a process may take to show after its channel has closed.
 const EXIT_SHOWS_WITHIN: Duration = Duration::from_millis(300);
@@ -351,13 +351,8 @@ impl Dispatcher {
             status.pid = Some(host.pid());
             status.threads = Some(threads);
         });
-        let max_payload = self
-            .spec
-            .load
-            .max_response_bytes
-            .saturating_mul(self.most_at_once() as u64);
         let mut channel = host
-            .add_worker(self.id, max_payload.saturating_add(REPLY_SLACK_BYTES))
+            .add_worker(self.id, self.max_payload_bytes(0))
             .map_err(|error| host_failure(&error))?;
         // A worker that does not read is one that does not answer.
         channel

@@ -13,7 +13,7 @@ use ts_wire::{Channel, Departures, Sender, WireError};
 
 use crate::error::ServingError;
 use crate::job::{Job, Ran};
-use crate::pool::dispatcher::{Dispatcher, End, Worker};
+use crate::pool::dispatcher::{Dispatcher, End, REPLY_SLACK_BYTES, Worker};
 use crate::queue::{Batch, Running, Taken};
 
 /// How often a dispatcher that waits for its worker looks for callers that have left.
@@ -197,7 +197,6 @@ impl Dispatcher {
         worker: &mut Worker,
         unsuccessful: &mut u32,
     ) -> Result<std::convert::Infallible, End> {
-        let limit = self.most_at_once();
         let mut live: Vec<Held> = Vec::new();
         let mut over_memory = None;
         loop {
@@ -213,7 +212,7 @@ impl Dispatcher {
                 // What is live is finished, however the slot or the worker is to end.
                 Some(_) if self.control.stopping() || over_memory.is_some() => None,
                 Some(kind) => {
-                    let room = limit.saturating_sub(live.len());
+                    let room = self.most_at_once().saturating_sub(live.len());
                     self.spec.queue.try_take(self.id, room, kind)
                 }
             };
@@ -325,6 +324,14 @@ impl Dispatcher {
         }
     }
 
+    /// Bytes that one message of its worker may have while it has this many requests, or fewer.
+    pub(super) fn max_payload_bytes(&self, requests: usize) -> u64 {
+        let one = self.spec.load.max_response_bytes;
+        let most = self.most_at_once().max(requests);
+        let all = one.saturating_mul(most as u64);
+        all.saturating_add(REPLY_SLACK_BYTES)
+    }
+
     /// Bytes of a reply in parts that may wait for its caller.
     pub(super) fn unread_limit(&self) -> usize {
         usize::try_from(self.spec.load.max_response_bytes).unwrap_or(usize::MAX)
@@ -344,10 +351,15 @@ impl Dispatcher {
         let items = held.iter().flatten();
         let items = items.map(|held| (&held.job.request, held.known));
         let departures = worker.departures.were_told();
-        if let Err(error) = hand_over(sender, items, Payload::Shared, departures) {
+        // They may have changed since the worker was started.
+        let limit = self.spec.limits.read().response_timeout;
+        receiver.limit_payload(self.max_payload_bytes(held.len()));
+        let handed = sender
+            .limit(limit)
+            .and_then(|()| hand_over(sender, items, Payload::Shared, departures));
+        if let Err(error) = handed {
             return self.not_handed_over(worker, held, &error).map(|()| None);
         }
-        let limit = self.spec.limits.read().response_timeout;
         // Starts anew with each part.
         let mut due = handed_over.checked_add(limit);
         let lost = loop {

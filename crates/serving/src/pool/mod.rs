@@ -27,13 +27,13 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
 use ts_types::{Isolation, ModelLimits, ModelName, Scheduling, Version};
-use ts_wire::frame::{BackendKind, LoadModel, PythonPlaces};
+use ts_wire::frame::{BackendKind, Exchange, LoadModel, PythonPlaces};
 
 use crate::batch::BatchPolicy;
 use crate::config::{HostConfig, ServingConfig};
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
-use crate::management::WorkerDescription;
+use crate::management::{LiveLimits, WorkerDescription};
 use crate::metrics::ModelMetrics;
 use crate::order::Order;
 use crate::pool::children::Children;
@@ -184,6 +184,43 @@ impl PoolSpec {
     }
 }
 
+impl PoolSpec {
+    /// Whether limits may change under workers that have loaded with others.
+    fn may_change(&self, new: &LiveLimits) -> Result<(), ServingError> {
+        let fixed = |parameter, reason: String| Err(ServingError::FixedLimit { parameter, reason });
+        let batches = [
+            ("batch_size", new.batch_size.is_some()),
+            ("max_batch_delay", new.max_batch_delay.is_some()),
+        ];
+        if self.load.exchange == Exchange::Asynchronous
+            && let Some((parameter, _)) = batches.into_iter().find(|(_, given)| *given)
+        {
+            let reason = "with `asyncCommunication` each request is handed over on its own";
+            return fixed(parameter, reason.to_owned());
+        }
+        let Some(size) = new.batch_size else {
+            return Ok(());
+        };
+        let loaded = self.load.batch_size as usize;
+        if self.load.exchange == Exchange::Continuous && size > loaded {
+            return fixed(
+                "batch_size",
+                format!(
+                    "with `continuousBatching` its workers have room for the {loaded} requests that \
+                     they were loaded with. Register the model again with `batch_size={size}`"
+                ),
+            );
+        }
+        match self.scheduling.preferred_batch_sizes.last() {
+            Some(largest) if *largest > size => fixed(
+                "batch_size",
+                format!("`preferred_batch_size` of its configuration has {largest}"),
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Where a slot stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -319,6 +356,39 @@ impl Pool {
             stopping,
             failure,
         }
+    }
+
+    /// Changes limits for the next batch and the next request; all of them or, on an error, none.
+    /// Returns what those that change were before.
+    ///
+    /// # Errors
+    /// One that cannot change.
+    pub(crate) fn change_limits(&self, new: &LiveLimits) -> Result<LiveLimits, ServingError> {
+        let spec = self.spec();
+        // Held until the queue has them too.
+        let mut limits = spec.limits.write();
+        spec.may_change(new)?;
+        let before = LiveLimits {
+            batch_size: new.batch_size.and(Some(limits.batch_size)),
+            max_batch_delay: new.max_batch_delay.and(Some(limits.max_batch_delay)),
+            response_timeout: new.response_timeout.and(Some(limits.response_timeout)),
+            job_queue_size: new.job_queue_size.and(Some(limits.job_queue_size)),
+        };
+        limits.batch_size = new.batch_size.unwrap_or(limits.batch_size);
+        limits.max_batch_delay = new.max_batch_delay.unwrap_or(limits.max_batch_delay);
+        limits.response_timeout = new.response_timeout.unwrap_or(limits.response_timeout);
+        limits.job_queue_size = new.job_queue_size.unwrap_or(limits.job_queue_size);
+        spec.queue.change_limits(
+            limits.batch_size,
+            limits.max_batch_delay,
+            limits.job_queue_size,
+        );
+        Ok(before)
+    }
+
+    /// No worker will come up, and this is why.
+    pub(crate) fn cannot_start(&self, reason: String) {
+        self.slots.lock().growth_failure = Some(reason);
     }
 
     /// Takes no more requests until it gets another size.

@@ -7,17 +7,22 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use serde::Serialize;
 use ts_serving::{
-    Description, Registration, Scaled, Scaling, ServingError, Which, WorkerDescription,
+    Change, Description, LiveLimits, Registration, Scaled, Scaling, ServingError, Which,
+    WorkerDescription,
 };
 use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, RequestId, RequestKind};
 use ts_types::{Isolation, Runtime, Urgency, Version};
 
 use crate::auth::TokenKind;
-use crate::rest::query::Parameters;
+use crate::rest::query::{Parameters, Warnings};
 use crate::rest::{Edge, RestError, body, respond};
 
 /// Entries of a page, at most and unless asked otherwise.
 const PAGE: i64 = 100;
+
+/// Bounds of limits that a call changes: those of the settings of the same names.
+const MOST_REQUESTS: u64 = 10_000_000;
+const MOST_MILLIS: u64 = 2_147_483_000;
 
 /// Answered while a pool is being changed.
 const UPDATING: &str = "Processing worker updates...";
@@ -29,6 +34,21 @@ fn query(request: &HttpRequest, known: &[&str]) -> Parameters {
     let query = Parameters::of_query(request.query_string());
     query.warn_unknown(known);
     query
+}
+
+/// A response with what its caller should know besides.
+fn warned(mut response: HttpResponse, warnings: Warnings) -> HttpResponse {
+    warnings.tell(&mut response);
+    response
+}
+
+/// The outcome of a change, and a warning if it does not outlive the server.
+fn outcome<T>(change: Change<T>, warnings: &mut Warnings) -> T {
+    if change.unsaved.is_some() {
+        // Why is in the log: it names files of the server.
+        warnings.add("the change could not be saved and will not survive a restart".to_owned());
+    }
+    change.outcome
 }
 
 /// GET `/models`.
@@ -47,10 +67,14 @@ pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
         models: Vec<Entry>,
     }
     let query = query(request, &["limit", "next_page_token"]);
-    let limit = query
-        .number("limit")
-        .filter(|limit| (0..=PAGE).contains(limit))
-        .unwrap_or(PAGE);
+    let in_range = |limit: &i64| {
+        let fits = (0..=PAGE).contains(limit);
+        if !fits {
+            query.warn(format!("`limit` is not from 0 to {PAGE}; it is {PAGE}"));
+        }
+        fits
+    };
+    let limit = query.number("limit").filter(in_range).unwrap_or(PAGE);
     let start = query.number("next_page_token").unwrap_or(0).max(0);
     let size = |number| usize::try_from(number).unwrap_or(usize::MAX);
     let page = edge.management.list(size(start), size(limit));
@@ -58,13 +82,11 @@ pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
         model_name,
         model_url,
     };
-    respond::json(
-        StatusCode::OK,
-        &Page {
-            next_page_token: page.next.map(|next| next.to_string()),
-            models: page.models.into_iter().map(entry).collect(),
-        },
-    )
+    let page = Page {
+        next_page_token: page.next.map(|next| next.to_string()),
+        models: page.models.into_iter().map(entry).collect(),
+    };
+    warned(respond::json(StatusCode::OK, &page), query.warnings())
 }
 
 /// POST `/models`.
@@ -84,9 +106,11 @@ pub(super) async fn register(
         Parameters::of_query(request.query_string())
     };
     let registration = registration(&parameters)?;
-    let done = edge.management.register(registration).await?;
+    let mut warnings = parameters.warnings();
+    let change = edge.management.register(registration).await?;
+    let done = outcome(change, &mut warnings);
     let (model, version, workers) = (&done.model, &done.version, done.workers);
-    Ok(match (workers, done.ready) {
+    let response = match (workers, done.ready) {
         (0, _) => respond::status_line(
             StatusCode::OK,
             &format!(
@@ -101,7 +125,8 @@ pub(super) async fn register(
             ),
         ),
         (_, false) => respond::status_line(StatusCode::ACCEPTED, UPDATING),
-    })
+    };
+    Ok(warned(response, warnings))
 }
 
 /// The parameters of a registration.
@@ -152,6 +177,9 @@ pub(crate) fn registration(parameters: &Parameters) -> Result<Registration, Rest
             .and_then(|number| u64::try_from(number).ok())
     };
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    if parameters.number("batch_size").is_some_and(|size| size < 1) {
+        parameters.warn("`batch_size` is below 1; it is left out".to_owned());
+    }
     Ok(Registration {
         url: url.to_owned(),
         sha256: parameters.get("sha256").map(str::to_owned),
@@ -170,7 +198,7 @@ pub(crate) fn registration(parameters: &Parameters) -> Result<Registration, Rest
             .number("initial_workers")
             .map(|workers| usize::try_from(workers).unwrap_or(0)),
         synchronous: parameters.flag("synchronous", true),
-        at_startup: false,
+        ..Registration::default()
     })
 }
 
@@ -206,10 +234,14 @@ pub(super) async fn scale(
         request,
         &[
             "autoscale",
+            "batch_size",
+            "job_queue_size",
+            "max_batch_delay",
             "max_worker",
             "min_worker",
             "model_version",
             "number_gpu",
+            "response_timeout",
             "synchronous",
             "timeout",
         ],
@@ -220,21 +252,29 @@ pub(super) async fn scale(
         .map(Version::new)
         .transpose()?;
     let scaling = scaling(&query)?;
+    let mut warnings = query.warnings();
     let change = edge.management.scale(&model, version.as_ref(), scaling);
-    Ok(match change.await? {
+    let scaled = outcome(change.await?, &mut warnings);
+    let of = version
+        .map(|version| format!(", version: {version}"))
+        .unwrap_or_default();
+    let response = match scaled {
         Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
         Scaled::InProgress => respond::status_line(StatusCode::PARTIAL_CONTENT, IN_PROGRESS),
+        Scaled::Limited => {
+            let text = format!("Limits changed for model: {model}{of}");
+            respond::status_line(StatusCode::OK, &text)
+        }
         Scaled::Done { min_workers } => {
-            let of = version
-                .map(|version| format!(", version: {version}"))
-                .unwrap_or_default();
             let text = format!("Workers scaled to {min_workers} for model: {model}{of}");
             respond::status_line(StatusCode::OK, &text)
         }
-    })
+    };
+    Ok(warned(response, warnings))
 }
 
 pub(crate) fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
+    let limits = live_limits(query)?;
     let (min, max) = (query.number("min_worker"), query.number("max_worker"));
     let autoscale = switch(query)?;
     // With what is there now only the core can compare.
@@ -245,7 +285,13 @@ pub(crate) fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
         return Err(ServingError::WorkerRange.into());
     }
     let size = |value| usize::try_from(value).map_err(|_| RestError::NegativeWorkers { value });
+    // Without any parameter, or with such as TorchServe knows, it is a call to scale.
+    let names_workers = ["min_worker", "max_worker", "autoscale"]
+        .iter()
+        .any(|name| query.get(name).is_some());
     Ok(Scaling {
+        resizes: names_workers || limits == LiveLimits::default(),
+        limits,
         min_workers: min.map(size).transpose()?,
         max_workers: max.map(size).transpose()?,
         autoscale,
@@ -257,31 +303,68 @@ pub(crate) fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
     })
 }
 
+/// Limits that change while the model is served. The parameters are ours, so nobody relies on odd
+/// values of them.
+fn live_limits(query: &Parameters) -> Result<LiveLimits, RestError> {
+    let within = |name, least: u64, most: u64| {
+        let Some(text) = query.get(name) else {
+            return Ok(None);
+        };
+        match text.trim().parse() {
+            Ok(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            _ => Err(RestError::BadLimit { name, least, most }),
+        }
+    };
+    let count = |name| {
+        let number = within(name, 1, MOST_REQUESTS)?;
+        // Checked: it fits any address.
+        Ok::<_, RestError>(number.and_then(|number| usize::try_from(number).ok()))
+    };
+    Ok(LiveLimits {
+        batch_size: count("batch_size")?,
+        max_batch_delay: within("max_batch_delay", 0, MOST_MILLIS)?.map(Duration::from_millis),
+        response_timeout: within("response_timeout", 1, MOST_MILLIS / 1000)?
+            .map(Duration::from_secs),
+        job_queue_size: count("job_queue_size")?,
+    })
+}
+
 /// PUT `/models/{m}/{v}/set-default`.
-pub(super) fn set_default(
+pub(super) async fn set_default(
     edge: &Edge,
+    request: &HttpRequest,
     model: &str,
     version: &str,
 ) -> Result<HttpResponse, RestError> {
+    let mut warnings = query(request, &[]).warnings();
     let (model, version) = (ModelName::new(model)?, Version::new(version)?);
-    edge.management.set_default(&model, &version)?;
+    let change = edge.management.set_default(&model, &version).await?;
+    outcome(change, &mut warnings);
     let text =
         format!("Default version successfully updated for model \"{model}\" to \"{version}\"");
-    Ok(respond::status_line(StatusCode::OK, &text))
+    Ok(warned(
+        respond::status_line(StatusCode::OK, &text),
+        warnings,
+    ))
 }
 
 /// DELETE `/models/{m}[/{v}]`.
 pub(super) async fn unregister(
     edge: &Edge,
+    request: &HttpRequest,
     model: &str,
     version: Option<&str>,
 ) -> Result<HttpResponse, RestError> {
+    // These two are documented, and do nothing in TorchServe either.
+    let mut warnings = query(request, &["synchronous", "timeout"]).warnings();
     let model = ModelName::new(model)?;
     let version = version.map(Version::new).transpose()?;
-    edge.management.unregister(&model, version.as_ref()).await?;
-    Ok(respond::status_line(
-        StatusCode::OK,
-        &format!("Model \"{model}\" unregistered"),
+    let change = edge.management.unregister(&model, version.as_ref()).await?;
+    outcome(change, &mut warnings);
+    let text = format!("Model \"{model}\" unregistered");
+    Ok(warned(
+        respond::status_line(StatusCode::OK, &text),
+        warnings,
     ))
 }
 
@@ -330,7 +413,10 @@ pub(super) async fn describe(
     let described = edge.management.describe(&model, &which)?;
     let mut described: Vec<Described> = described.iter().map(Described::of).collect();
     if !query.flag("customized", false) || which == Which::All {
-        return Ok(respond::json(StatusCode::OK, &described));
+        return Ok(warned(
+            respond::json(StatusCode::OK, &described),
+            query.warnings(),
+        ));
     }
     let version = match which {
         Which::One(version) => Some(version),
@@ -350,7 +436,7 @@ pub(super) async fn describe(
     response
         .headers_mut()
         .insert(actix_web::http::header::CONTENT_TYPE, json);
-    Ok(response.set_body(body))
+    Ok(warned(response.set_body(body), query.warnings()))
 }
 
 /// What the model's handler says about it.
@@ -599,6 +685,36 @@ mod tests {
             read("min_worker=-1"),
             Err(RestError::NegativeWorkers { value: -1 })
         ));
+    }
+
+    #[test]
+    fn limits_alone_leave_the_workers_as_they_are() {
+        let read = |query: &str| scaling(&Parameters::of_query(query));
+        let limits = LiveLimits {
+            batch_size: Some(4),
+            max_batch_delay: Some(Duration::ZERO),
+            response_timeout: Some(Duration::from_secs(9)),
+            job_queue_size: Some(7),
+        };
+        let query = "batch_size=4&max_batch_delay=0&response_timeout=9&job_queue_size=7";
+        let scaling = read(query).unwrap();
+        assert_eq!((scaling.resizes, scaling.limits), (false, limits));
+        assert!(!read("batch_size=4&synchronous=true").unwrap().resizes);
+        for also in [
+            "",
+            "x=1",
+            "batch_size=4&min_worker=2",
+            "batch_size=4&max_worker=nan",
+        ] {
+            assert!(read(also).unwrap().resizes, "{also}");
+        }
+        for odd in ["0", "-1", "two", "", "1.5", "99999999999999999999999"] {
+            for name in ["batch_size", "response_timeout", "job_queue_size"] {
+                let text = read(&format!("{name}={odd}")).unwrap_err().to_string();
+                assert!(text.contains(&format!("`{name}`")), "{text}");
+            }
+        }
+        assert!(read("max_batch_delay=-1").is_err());
     }
 
     #[test]

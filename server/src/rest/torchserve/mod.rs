@@ -32,8 +32,12 @@ pub(super) async fn answer(
         }
         Route::Batching { model, version } => batching::batching(edge, model, version),
         Route::Scale { model, version } => management::scale(edge, request, model, version).await,
-        Route::SetDefault { model, version } => management::set_default(edge, model, version),
-        Route::Unregister { model, version } => management::unregister(edge, model, version).await,
+        Route::SetDefault { model, version } => {
+            management::set_default(edge, request, model, version).await
+        }
+        Route::Unregister { model, version } => {
+            management::unregister(edge, request, model, version).await
+        }
         Route::Ready { model } => management::ready(edge, model),
         Route::RenewToken => management::renew_token(edge, request),
         Route::Metrics => Ok(metrics::metrics(edge, request)),
