@@ -528,7 +528,7 @@ fn places_that_are_no_model_are_refused() {
             // Served, and not on the list unless the operator puts it there.
             Some(("s3" | "gs", _)) => "does not match any allowed URL(s)",
             Some(_) => "`https`",
-            None => "Model not found at",
+            None => "is a path of another system",
         };
         assert!(answer.text().contains(told), "{}", answer.text());
     }
