@@ -356,6 +356,7 @@ def test_every_path_may_have_blanks_and_odd_letters_cf_10(start, tmp_path):
         env={"TEMP": odd / "te mp"},
     )
     server.config_file = server.config_file.rename(odd / "my config.properties")
+    server.told_config = ["--ts-config", server.config_file]
     server.config_file.write_text(
         server.config_file.read_text() + "default_workers_per_model=1\n", encoding="utf-8"
     )
