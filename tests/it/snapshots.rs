@@ -502,3 +502,15 @@ fn a_server_that_is_ended_while_it_restores_loses_nothing() {
     }
     assert_eq!(names(&server.start()).len(), 40);
 }
+
+/// What lies in a folder of the store was registered by its path, and is found again there.
+#[test]
+fn an_archive_deeper_in_the_store_is_found_again() {
+    let server = server().snapshots().echo_folder("team/m", "m", "1.0");
+    let running = server.clone().start();
+    register(&running, "url=team/m");
+    running.kill();
+    let running = server.start();
+    assert_eq!(names(&running), ["m"]);
+    assert_eq!(running.describe("m")["modelUrl"], "team/m");
+}

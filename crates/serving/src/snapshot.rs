@@ -18,6 +18,7 @@ use ts_types::{Isolation, ModelName, Runtime, Version};
 use crate::Core;
 use crate::management::Registration;
 use crate::registry::{ModelVersion, Registry};
+use crate::store;
 
 /// How long a change waits to be saved: a disk that stands still must not hold callers, or the
 /// server's end.
@@ -184,9 +185,9 @@ impl SavedVersion {
         if in_store.exists() {
             return Some(in_store);
         }
-        // A folder elsewhere that was registered in place.
-        let elsewhere = Path::new(self.url.as_ref().filter(|_| !self.fetched)?);
-        elsewhere.is_dir().then(|| elsewhere.to_owned())
+        // Deeper in the store, or a folder elsewhere that was registered in place.
+        let url = self.url.as_ref().filter(|_| !self.fetched)?;
+        store::find(store, url).ok()
     }
 
     /// The call that registers it again.
@@ -405,6 +406,18 @@ mod tests {
             saved.archive(store.path()).as_deref(),
             Some(elsewhere.path())
         );
+        let below = store.path().join("sub");
+        fs_err::create_dir(&below).unwrap();
+        fs_err::write(below.join("deep.mar"), "").unwrap();
+        saved.mar_name = "deep.mar".to_owned();
+        let digest = "0".repeat(64);
+        for url in [
+            "sub/deep.mar".to_owned(),
+            format!("sub/deep.mar#sha256={digest}"),
+        ] {
+            saved.url = Some(url);
+            assert_eq!(saved.archive(store.path()), Some(below.join("deep.mar")));
+        }
         for nothing in ["", "/", "..", "."] {
             let mut saved = version(OLD);
             saved.mar_name = nothing.to_owned();
