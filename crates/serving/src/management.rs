@@ -27,6 +27,10 @@ use crate::{spec, store};
 /// Bytes that a registration's URL may have; signed ones of object stores stay well below.
 const MAX_URL_BYTES: usize = 8192;
 
+/// Workers that one version may have: as many as `default_workers_per_model` may say. Each has a
+/// thread in the server, which ends with the whole process where the system has no more of them.
+const MAX_WORKERS: usize = 4096;
+
 /// A registration as a caller asks for it; what is `None` comes from the archive, then the
 /// `models` property, then the defaults.
 #[derive(Debug, Clone, Default)]
@@ -373,6 +377,7 @@ impl ManagementService {
             max: limits.max_workers,
             autoscale: limits.autoscale,
         };
+        can_be_had(size)?;
         let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
         let published = Arc::new(ModelVersion {
             name: name.clone(),
@@ -903,6 +908,9 @@ fn begin(
     if size.max < size.min {
         return Err(ServingError::WorkerRange);
     }
+    if scaling.resizes {
+        can_be_had(size)?;
+    }
     let limits = version.pool.change_limits(&scaling.limits)?;
     decided.size = size;
     decided.number += 1;
@@ -1016,6 +1024,19 @@ fn size(now: Size, automatic_workers: usize, scaling: &Scaling) -> Size {
         max,
         autoscale,
     }
+}
+
+/// Refuses a size that may come to more workers than a version may have.
+fn can_be_had(size: Size) -> Result<(), ServingError> {
+    // Without autoscaling nothing ever grows above the least.
+    let workers = if size.autoscale { size.max } else { size.min };
+    if workers > MAX_WORKERS {
+        return Err(ServingError::TooManyWorkers {
+            workers,
+            limit: MAX_WORKERS,
+        });
+    }
+    Ok(())
 }
 
 fn describe(version: &ModelVersion, default: &Version) -> Description {
