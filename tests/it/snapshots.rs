@@ -514,3 +514,29 @@ fn an_archive_deeper_in_the_store_is_found_again() {
     assert_eq!(names(&running), ["m"]);
     assert_eq!(running.describe("m")["modelUrl"], "team/m");
 }
+
+/// A flag that was given once stays in the snapshots, as TorchServe has it. Whoever starts without it
+/// is told that the server is open all the same.
+#[test]
+fn protection_that_is_off_by_a_snapshot_is_told() {
+    let open = server().snapshots();
+    let running = open.clone().start();
+    running.manage("GET", "/models").send().expect(200);
+    let running = running.stop_in_order();
+    let warning = "and not this command line, switches `disable_token_authorization` and \
+                   `enable_model_api` on";
+    // Given again: nothing to tell.
+    let running = running.start();
+    assert!(!running.output().contains("not this command line"));
+    let plain = running.stop_in_order().with_default_safety().start();
+    plain.manage("GET", "/models").send().expect(200);
+    plain.wait_until("it is told", || plain.output().contains(warning));
+    let plain = plain.stop_in_order();
+    let store = plain.store();
+    let shown = plain.run(&["config", "--model-store", store.to_str().unwrap()]);
+    assert!(shown.stdout.contains(warning), "{}", shown.stdout);
+    // As the line says.
+    let safe = plain.named_config().start();
+    safe.manage("GET", "/models").send().expect(400);
+    assert!(!safe.output().contains("not this command line"));
+}
