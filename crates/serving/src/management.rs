@@ -302,9 +302,16 @@ impl ManagementService {
                 .into_iter()
                 .partition(|(_, saved)| saved.default_version);
             for (version, saved) in default.into_iter().chain(others) {
+                let is_default = saved.default_version;
                 let registration = saved.registration(&name, &version);
                 match self.register(registration).await {
-                    Ok(_) => tracing::info!("Model {name} restored. version: {version}"),
+                    Ok(_) => {
+                        tracing::info!("Model {name} restored. version: {version}");
+                        // A caller may have been first with another version.
+                        if is_default {
+                            let _is_there = self.set_default_of_start(&name, &version);
+                        }
+                    }
                     Err(error) => tracing::error!(
                         "Failed to restore model: {name} version: {version}: {}",
                         with_causes(&error)
@@ -318,6 +325,12 @@ impl ManagementService {
     /// answered; those that came earlier wait for this. Returns why nothing can be saved.
     pub async fn started(&self) -> Option<String> {
         snapshot::started(&self.core).await
+    }
+
+    /// The models of the start will not all come, since the server ends. Calls that wait for them are
+    /// answered.
+    pub fn start_is_broken_off(&self) {
+        snapshot::break_off(&self.core);
     }
 
     async fn register_all(&self, registration: Registration) -> Result<Registered, ServingError> {
@@ -733,7 +746,11 @@ impl ManagementService {
             // Before its archive goes: a saved model whose archive is missing keeps the server from
             // starting.
             let unsaved = snapshot::keep(&this.core).await;
-            delete_files(removed).await;
+            if this.uses_archive_of(&removed) {
+                drop_files(removed).await;
+            } else {
+                delete_files(removed).await;
+            }
             drop(reservation);
             Ok(Change {
                 outcome: (),
@@ -741,6 +758,13 @@ impl ManagementService {
             })
         })
         .await
+    }
+
+    /// Whether another version was registered from the archive that this one brought into the store.
+    fn uses_archive_of(&self, removed: &ModelVersion) -> bool {
+        let models = self.core.registry.snapshot();
+        let mut versions = models.values().flat_map(|model| model.versions.values());
+        versions.any(|version| version.archive == removed.archive)
     }
 
     /// Whether every model's default version has its minimum of healthy workers: what `/ping`
@@ -865,6 +889,11 @@ async fn delete_files(version: Arc<ModelVersion>) {
         drop(version);
     });
     let _panicked = deleting.await;
+}
+
+/// The same, but the archive stays in the store.
+async fn drop_files(version: Arc<ModelVersion>) {
+    let _panicked = tokio::task::spawn_blocking(move || drop(version)).await;
 }
 
 fn remove_fetched(version: &ModelVersion) {

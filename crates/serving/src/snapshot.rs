@@ -241,7 +241,16 @@ pub(crate) struct Keeper {
     /// Held while a snapshot is written.
     saved: Arc<Mutex<Saved>>,
     /// Whether the models of the start are all there: a snapshot before that would lose some.
-    complete: watch::Sender<bool>,
+    start: watch::Sender<Start>,
+}
+
+/// How far the registration of the models of the start has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    UnderWay,
+    Complete,
+    /// The server was told to end before.
+    BrokenOff,
 }
 
 #[derive(Debug, Default)]
@@ -258,7 +267,7 @@ impl Keeper {
             writer,
             changes: AtomicU64::new(0),
             saved: Arc::default(),
-            complete: watch::Sender::new(false),
+            start: watch::Sender::new(Start::UnderWay),
         }
     }
 }
@@ -268,10 +277,13 @@ pub(crate) async fn keep(core: &Arc<Core>) -> Option<String> {
     let keeper = &core.keeper;
     keeper.writer.as_ref()?;
     let wanted = keeper.changes.fetch_add(1, Ordering::SeqCst) + 1;
-    let mut complete = keeper.complete.subscribe();
+    let mut start = keeper.start.subscribe();
     // Its sender lives as long as the core.
-    drop(complete.wait_for(|complete| *complete).await);
+    drop(start.wait_for(|start| *start != Start::UnderWay).await);
     let saving = async {
+        if *keeper.start.borrow() == Start::BrokenOff {
+            return Some("the server stops, and has not restored all of its models".to_owned());
+        }
         let saved = Arc::clone(&keeper.saved).lock_owned().await;
         if saved.changes >= wanted {
             return None;
@@ -292,14 +304,25 @@ pub(crate) async fn started(core: &Arc<Core>) -> Option<String> {
         write(core, saved, Occasion::Startup).await
     };
     let failed = within_limit(saving).await;
-    core.keeper.complete.send_replace(true);
+    core.keeper.start.send_replace(Start::Complete);
     failed
+}
+
+/// No more models of the start come. Changes that wait for them are answered, unsaved.
+pub(crate) fn break_off(core: &Core) {
+    core.keeper.start.send_if_modified(|start| {
+        let waits = *start == Start::UnderWay;
+        if waits {
+            *start = Start::BrokenOff;
+        }
+        waits
+    });
 }
 
 /// Takes the last snapshot, once.
 pub(crate) async fn stop(core: &Arc<Core>) {
     // A start that was broken off has read a better state than the one it has reached.
-    if !*core.keeper.complete.borrow() {
+    if *core.keeper.start.borrow() != Start::Complete {
         return;
     }
     let saving = async {
