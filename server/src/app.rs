@@ -237,6 +237,7 @@ fn tell_settings(raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
     tracing::info!("Config file: {file}");
     tracing::info!("Number of CPUs: {}", cores(settings.hosts.cores));
     tracing::info!("Number of GPUs: {}", settings.devices().len());
+    let shown: Vec<_> = raw.shown().collect();
     // What people who know TorchServe look for by these words; whatever else was set follows.
     for (words, key) in [
         ("Inference address", "inference_address"),
@@ -251,13 +252,11 @@ fn tell_settings(raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
         ("Maximum Response Size", "max_response_size"),
         ("Python executable", "python"),
     ] {
-        let text = raw
-            .values
-            .get(key)
-            .map_or("", |written| written.text.as_str());
-        tracing::info!("{words}: {}", if text.is_empty() { "unset" } else { text });
+        let found = shown.iter().find(|(name, ..)| *name == key);
+        let text = found.map_or("unset", |(_, text, _)| text.as_str());
+        tracing::info!("{words}: {text}");
     }
-    for (name, text, origin) in raw.shown() {
+    for (name, text, origin) in shown {
         if origin == crate::settings::raw::DEFAULT {
             tracing::debug!("setting {name} = {text} ({origin})");
         } else {

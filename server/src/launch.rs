@@ -2,11 +2,13 @@
 //! 1.5). The server in force is the one whose number stands in the pid file.
 
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal};
 
 use crate::app;
@@ -19,6 +21,12 @@ use crate::snapshots::{Files, Restoring};
 
 /// How long `--stop --foreground` waits.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long the folder of the pid file is waited for.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
+
+/// Times tried to make the pid file.
+const ATTEMPTS: usize = 3;
 
 /// Does what the command line asks for.
 pub(crate) fn run(options: &Options) -> ExitCode {
@@ -49,9 +57,9 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
                 ));
                 return ExitCode::FAILURE;
             }
+            // Written over once there is something to write.
             Recorded::Nothing { leftover: true } => {
                 say(format_args!("Removing orphan pid file."));
-                pid_file.remove();
             }
             Recorded::Nothing { leftover: false } | Recorded::Stranger => {}
         }
@@ -265,9 +273,58 @@ impl PidFile {
         }
     }
 
+    /// Makes the file, with its content, in one step: of two servers that start at once one has it.
     fn write(&self, pid: u32) -> anyhow::Result<()> {
-        fs_err::write(&self.0, pid.to_string())
-            .context("the pid file cannot be written; `TMPDIR` names the folder that it lies in")
+        let told = "the pid file cannot be written; `TMPDIR` names the folder that it lies in";
+        // A leftover that two find is taken away once, and not what the first put in its place.
+        let _alone = self.lock_folder();
+        for _ in 0..ATTEMPTS {
+            if self.create(pid).context(told)? {
+                return Ok(());
+            }
+            anyhow::ensure!(
+                !matches!(self.read(), Recorded::Server(_)),
+                "another server was started at the same time, and `{}` is its",
+                self.0.display()
+            );
+            // A leftover, or a stranger's number.
+            match fs_err::remove_file(&self.0) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).context(told);
+                }
+                _gone => {}
+            }
+        }
+        anyhow::bail!("{told}: others write it all the time")
+    }
+
+    /// Held by whoever makes the file. Without it, where others keep it or the folder cannot be
+    /// locked, only a leftover can still be taken for what it is not.
+    fn lock_folder(&self) -> Option<fs_err::File> {
+        let folder = fs_err::File::open(self.0.parent()?).ok()?;
+        let deadline = Instant::now() + LOCK_LIMIT;
+        while flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Instant::now() > deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(folder)
+    }
+
+    /// Returns whether there was none.
+    fn create(&self, pid: u32) -> io::Result<bool> {
+        let folder = self.0.parent().unwrap_or(&self.0);
+        let readable = std::fs::Permissions::from_mode(0o644);
+        let mut file = tempfile::Builder::new()
+            .permissions(readable)
+            .tempfile_in(folder)?;
+        file.write_all(pid.to_string().as_bytes())?;
+        match file.persist_noclobber(&self.0) {
+            Ok(_) => Ok(true),
+            Err(taken) if taken.error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(refused) => Err(refused.error),
+        }
     }
 
     fn remove(&self) {
@@ -295,28 +352,27 @@ fn is_server(pid: Pid) -> bool {
     let Ok(command) = fs_err::read(proc(pid, "cmdline")) else {
         return false;
     };
-    // A process that has ended and was not waited for has no command line.
     let mut arguments = command
         .split(|byte| *byte == 0)
         .filter(|argument| !argument.is_empty());
-    let Some(first) = arguments.next() else {
-        return false;
-    };
+    let first = arguments.next();
     if arguments.next() == Some(b"worker") {
         return false;
     }
     let name = match fs_err::read_link(proc(pid, "exe")) {
+        // Also of one that was started a moment ago and has no command line yet.
         Ok(executable) if std::env::current_exe().is_ok_and(|own| own == executable) => {
             return true;
         }
         Ok(executable) => executable
             .file_name()
             .map(|name| name.to_string_lossy().into_owned()),
-        // Another user's process: only its command line is open to us.
-        Err(_) => String::from_utf8_lossy(first)
-            .rsplit('/')
-            .next()
-            .map(str::to_owned),
+        // Another user's process: only its command line is open to us. One that has ended and was
+        // not waited for has none.
+        Err(_) => first.and_then(|first| {
+            let name = String::from_utf8_lossy(first);
+            name.rsplit('/').next().map(str::to_owned)
+        }),
     };
     // The kernel marks an executable that was replaced since.
     name.is_some_and(|name| name.trim_end_matches(" (deleted)") == "torchserve")

@@ -13,7 +13,7 @@
 //! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models, or
 //! those that [`snapshots`] kept;
 //! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
-//! [`telemetry`] logs and measures; [`work_dir`] holds what is unpacked.
+//! [`telemetry`] logs and measures, without the secrets of URLs ([`redact`]); [`work_dir`] holds what is unpacked.
 
 mod app;
 mod auth;
@@ -23,6 +23,7 @@ mod cli;
 pub mod fuzzing;
 mod launch;
 mod listen;
+mod redact;
 mod rest;
 mod settings;
 mod shutdown;

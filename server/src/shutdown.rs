@@ -57,6 +57,7 @@ pub(crate) async fn shut_down(
 ) {
     let orderly = async {
         edge.traffic.stop();
+        edge.management.start_is_broken_off();
         tokio::time::sleep(limits.grace).await;
         let deadline = Instant::now() + limits.drain;
         // Stops the accepting at once; the rest of the future waits for connections to end, and a

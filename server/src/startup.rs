@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ts_serving::{ManagementService, Registration};
 use ts_types::{ModelName, Version, with_causes};
 
+use crate::redact;
 use crate::settings::{StartupModel, StartupModels};
 
 /// Registers the models one after the other, in the order given. One that fails is told in the log
@@ -33,14 +34,16 @@ pub(crate) async fn load(
             at_startup: true,
             ..Registration::default()
         };
+        let shown = redact::url(&url);
         match management.register(registration).await {
             Ok(registered) => {
                 let (model, version) = (&registered.outcome.model, &registered.outcome.version);
-                tracing::info!("Model {model} loaded. version: {version}, url: {url}");
+                tracing::info!("Model {model} loaded. version: {version}, url: {shown}");
                 loaded.push((registered.outcome.model, registered.outcome.version));
             }
             Err(error) => {
-                tracing::error!("Failed to load model: {url}: {}", with_causes(&error));
+                let reason = with_causes(&error).replace(&url, &shown);
+                tracing::error!("Failed to load model: {shown}: {reason}");
             }
         }
     }

@@ -408,6 +408,34 @@ fn two_servers_with_their_own_folders_for_temporary_files_are_independent() {
     next.wait_for_end();
 }
 
+/// CF-11: nobody is left without the file that stops it.
+#[test]
+fn of_servers_started_at_once_with_one_folder_for_temporary_files_one_runs() {
+    for leftover in [false, true] {
+        let server = server();
+        if leftover {
+            fs_err::write(pid_file(&server), "999999999").unwrap();
+        }
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let starting = [(); 6].map(|()| scope.spawn(|| server.start_in_background()));
+            starting.map(|one| one.join().unwrap()).into()
+        });
+        let (running, refused): (Vec<_>, Vec<_>) =
+            started.into_iter().partition(|one| one.code == Some(0));
+        assert_eq!(running.len(), 1);
+        running[0].wait_for("Model server started.\n");
+        for one in refused {
+            let output = one.wait_for_end();
+            assert!(
+                output.contains("already running") || output.contains("at the same time"),
+                "{output}"
+            );
+        }
+        assert_eq!(server.run(&["--stop", "--foreground"]).code, Some(0));
+        running[0].wait_for_end();
+    }
+}
+
 #[test]
 fn the_foreground_server_writes_the_pid_file_and_stop_ends_it() {
     let server = server();

@@ -285,6 +285,38 @@ fn odd_values_are_taken_as_torchserve_takes_them() {
         .expect(200);
 }
 
+/// CF-04: a number that nobody means must not take every thread of the machine.
+#[test]
+fn more_workers_than_a_version_may_have_are_refused_and_end_nothing() {
+    let server = serving("");
+    server.echo_model("n", "1.0", "");
+    server.echo_model("many", "1.0", "minWorkers: 2000000000\n");
+    for (method, path) in [
+        ("POST", "/models?url=n&initial_workers=1000000"),
+        ("POST", "/models?url=n&initial_workers=9223372036854775807"),
+        ("POST", "/models?url=many"),
+        ("PUT", "/models/m?min_worker=4097"),
+        (
+            "PUT",
+            "/models/m?min_worker=1&max_worker=5000&autoscale=true",
+        ),
+    ] {
+        let error = server.manage(method, path).send().expect(400);
+        assert!(error.text().contains("4096"), "{path}: {}", error.text());
+    }
+    server.manage("GET", "/models/n").send().expect(404);
+    let described = server.describe("m");
+    assert_eq!(
+        (&described["minWorkers"], &described["maxWorkers"]),
+        (&1.into(), &1.into())
+    );
+    // A bound that nothing grows to is taken, as clients give it for "as many as you like".
+    server
+        .manage("PUT", "/models/m?min_worker=1&max_worker=100000")
+        .send()
+        .expect(202);
+}
+
 #[test]
 fn a_json_body_registers_too() {
     let server = server().start();

@@ -502,3 +502,89 @@ fn a_server_that_is_ended_while_it_restores_loses_nothing() {
     }
     assert_eq!(names(&server.start()).len(), 40);
 }
+
+/// What lies in a folder of the store was registered by its path, and is found again there.
+#[test]
+fn an_archive_deeper_in_the_store_is_found_again() {
+    let server = server().snapshots().echo_folder("team/m", "m", "1.0");
+    let running = server.clone().start();
+    register(&running, "url=team/m");
+    running.kill();
+    let running = server.start();
+    assert_eq!(names(&running), ["m"]);
+    assert_eq!(running.describe("m")["modelUrl"], "team/m");
+}
+
+/// A flag that was given once stays in the snapshots, as TorchServe has it. Whoever starts without it
+/// is told that the server is open all the same.
+#[test]
+fn protection_that_is_off_by_a_snapshot_is_told() {
+    let open = server().snapshots();
+    let running = open.clone().start();
+    running.manage("GET", "/models").send().expect(200);
+    let running = running.stop_in_order();
+    let warning = "and not this command line, switches `disable_token_authorization` and \
+                   `enable_model_api` on";
+    // Given again: nothing to tell.
+    let running = running.start();
+    assert!(!running.output().contains("not this command line"));
+    let plain = running.stop_in_order().with_default_safety().start();
+    plain.manage("GET", "/models").send().expect(200);
+    plain.wait_until("it is told", || plain.output().contains(warning));
+    let plain = plain.stop_in_order();
+    let store = plain.store();
+    let shown = plain.run(&["config", "--model-store", store.to_str().unwrap()]);
+    assert!(shown.stdout.contains(warning), "{}", shown.stdout);
+    // As the line says.
+    let safe = plain.named_config().start();
+    safe.manage("GET", "/models").send().expect(400);
+    assert!(!safe.output().contains("not this command line"));
+}
+
+/// An archive that one model brought and another one uses stays for the other.
+#[test]
+fn an_archive_that_another_model_uses_does_not_go_with_the_first() {
+    let origin = ts_test::Origin::serving(crate::sources::archive());
+    let running = server().snapshots().start();
+    register(&running, &format!("url={}", origin.url("/m.mar")));
+    register(&running, "url=m.mar&model_name=n");
+    running.manage("DELETE", "/models/m").send().expect(200);
+    assert_eq!(names(&running.kill().start()), ["n"]);
+}
+
+/// A call that comes during the start waits until the state of the start is saved. If that never is,
+/// it is answered all the same.
+#[test]
+fn a_call_during_a_start_that_is_broken_off_is_answered() {
+    let origin = ts_test::Origin::start(|_, stream, _| {
+        std::thread::sleep(Duration::from_secs(30));
+        ts_test::write_answer(stream, "200 OK", &[], b"")
+    });
+    let url = origin.url("/slow.mar");
+    let command = server()
+        .snapshots()
+        .echo_model("m", "")
+        .args(&["--models", &url]);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let management = format!("http://{}", free.local_addr().unwrap());
+    drop(free);
+    let line = format!("management_address={management}");
+    let command = command.config(&line);
+    let manage = |method, path: &str| ts_test::Request::new(method, format!("{management}{path}"));
+    let running = command.start_in_background();
+    running.wait_for("download started");
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| manage("POST", "/models?url=m").send());
+        running.wait_for("model registered");
+        let began = std::time::Instant::now();
+        assert_eq!(command.run(&["--stop", "--foreground"]).code, Some(0));
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "{}",
+            running.output()
+        );
+        let answer = call.join().unwrap().expect(200);
+        let warning = answer.header("x-warning").unwrap().to_owned();
+        assert!(warning.contains("will not survive"), "{warning}");
+    });
+}

@@ -116,12 +116,14 @@ fn an_archive_is_stored_under_the_name_in_its_path_and_goes_with_the_model() {
     assert_eq!(origin.asked().len(), 1, "refused without a fetch");
     let log = told(&server, "download ended");
     assert!(log.contains("download started") && log.contains(&sha256(&archive)));
-    let ours = log.lines().filter(|line| !line.contains("ACCESS_LOG"));
-    let ours: Vec<_> = ours.collect();
-    assert!(
-        !ours.concat().contains("xxxxxxxxxx"),
-        "a signature is a secret: {ours:?}"
-    );
+    server.wait_until("both calls are logged", || {
+        let log = server.output();
+        assert!(
+            !log.contains("xxxxxxxxxx"),
+            "a signature is a secret:\n{log}"
+        );
+        log.matches("\"POST /models?url=").count() == 2
+    });
     server.manage("DELETE", "/models/m").send().expect(200);
     nothing_is_left(&server);
 }
@@ -347,6 +349,33 @@ fn a_start_checks_digests_and_takes_what_the_last_one_brought() {
     second.describe("m");
     assert_eq!(origin.asked().len(), 2, "one for each name");
     told(&second, "not downloaded again");
+}
+
+/// SE-13, for the models of the command line: the log, `torchserve config` and the files.
+#[test]
+fn a_signature_on_the_command_line_is_shown_nowhere() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let origin = Origin::serving(archive());
+    let good = format!("{}?sig=hunter2", origin.url("/m.mar"));
+    let bad = format!("n={}?sig=hunter2", origin.url("/folder/"));
+    let command = server().snapshots().args(&["--models", &good, &bad]);
+    let server = command.clone().start();
+    server.describe("m");
+    let log = told(&server, "Failed to load model");
+    assert!(
+        log.contains("Model m loaded") && !log.contains("hunter2"),
+        "{log}"
+    );
+    let store = command.store();
+    let store = store.to_str().unwrap();
+    let shown = command.run(&["config", "--model-store", store, "--models", &good]);
+    assert!(shown.stdout.contains("/m.mar?***"), "{shown:?}");
+    assert!(!shown.stdout.contains("hunter2"), "{shown:?}");
+    // It has to be kept somewhere: for its owner alone.
+    for entry in fs_err::read_dir(server.folder().join("logs/config")).unwrap() {
+        let mode = entry.unwrap().metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
 }
 
 #[test]

@@ -179,6 +179,17 @@ pub enum ServingError {
     /// `max_worker` below `min_worker`.
     #[error("max_worker cannot be less than min_worker.")]
     WorkerRange,
+    /// More workers than a version may have.
+    #[error(
+        "{workers} workers are over the limit of {limit} for one version of a model. Ask for fewer, or \
+         raise `batch_size`"
+    )]
+    TooManyWorkers {
+        /// Asked for.
+        workers: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// A limit that this model cannot change while it is served.
     #[error("`{parameter}` cannot change while the model is served: {reason}")]
     FixedLimit {
@@ -353,6 +364,7 @@ impl Classify for ServingError {
             Self::BadRegistration(_)
             | Self::BadId(_)
             | Self::WorkerRange
+            | Self::TooManyWorkers { .. }
             | Self::FixedLimit { .. } => ErrorClass::InvalidRequest(Invalid::Request),
             Self::Runtime(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::AlreadyInStore { .. }

@@ -27,6 +27,10 @@ use crate::{spec, store};
 /// Bytes that a registration's URL may have; signed ones of object stores stay well below.
 const MAX_URL_BYTES: usize = 8192;
 
+/// Workers that one version may have: as many as `default_workers_per_model` may say. Each has a
+/// thread in the server, which ends with the whole process where the system has no more of them.
+const MAX_WORKERS: usize = 4096;
+
 /// A registration as a caller asks for it; what is `None` comes from the archive, then the
 /// `models` property, then the defaults.
 #[derive(Debug, Clone, Default)]
@@ -298,9 +302,16 @@ impl ManagementService {
                 .into_iter()
                 .partition(|(_, saved)| saved.default_version);
             for (version, saved) in default.into_iter().chain(others) {
+                let is_default = saved.default_version;
                 let registration = saved.registration(&name, &version);
                 match self.register(registration).await {
-                    Ok(_) => tracing::info!("Model {name} restored. version: {version}"),
+                    Ok(_) => {
+                        tracing::info!("Model {name} restored. version: {version}");
+                        // A caller may have been first with another version.
+                        if is_default {
+                            let _is_there = self.set_default_of_start(&name, &version);
+                        }
+                    }
                     Err(error) => tracing::error!(
                         "Failed to restore model: {name} version: {version}: {}",
                         with_causes(&error)
@@ -314,6 +325,12 @@ impl ManagementService {
     /// answered; those that came earlier wait for this. Returns why nothing can be saved.
     pub async fn started(&self) -> Option<String> {
         snapshot::started(&self.core).await
+    }
+
+    /// The models of the start will not all come, since the server ends. Calls that wait for them are
+    /// answered.
+    pub fn start_is_broken_off(&self) {
+        snapshot::break_off(&self.core);
     }
 
     async fn register_all(&self, registration: Registration) -> Result<Registered, ServingError> {
@@ -373,6 +390,7 @@ impl ManagementService {
             max: limits.max_workers,
             autoscale: limits.autoscale,
         };
+        can_be_had(size)?;
         let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
         let published = Arc::new(ModelVersion {
             name: name.clone(),
@@ -728,7 +746,11 @@ impl ManagementService {
             // Before its archive goes: a saved model whose archive is missing keeps the server from
             // starting.
             let unsaved = snapshot::keep(&this.core).await;
-            delete_files(removed).await;
+            if this.uses_archive_of(&removed) {
+                drop_files(removed).await;
+            } else {
+                delete_files(removed).await;
+            }
             drop(reservation);
             Ok(Change {
                 outcome: (),
@@ -736,6 +758,13 @@ impl ManagementService {
             })
         })
         .await
+    }
+
+    /// Whether another version was registered from the archive that this one brought into the store.
+    fn uses_archive_of(&self, removed: &ModelVersion) -> bool {
+        let models = self.core.registry.snapshot();
+        let mut versions = models.values().flat_map(|model| model.versions.values());
+        versions.any(|version| version.archive == removed.archive)
     }
 
     /// Whether every model's default version has its minimum of healthy workers: what `/ping`
@@ -862,6 +891,11 @@ async fn delete_files(version: Arc<ModelVersion>) {
     let _panicked = deleting.await;
 }
 
+/// The same, but the archive stays in the store.
+async fn drop_files(version: Arc<ModelVersion>) {
+    let _panicked = tokio::task::spawn_blocking(move || drop(version)).await;
+}
+
 fn remove_fetched(version: &ModelVersion) {
     if let Some(fetched) = &version.fetched
         && let Err(error) = fs_err::remove_file(&fetched.path)
@@ -902,6 +936,9 @@ fn begin(
     };
     if size.max < size.min {
         return Err(ServingError::WorkerRange);
+    }
+    if scaling.resizes {
+        can_be_had(size)?;
     }
     let limits = version.pool.change_limits(&scaling.limits)?;
     decided.size = size;
@@ -1016,6 +1053,19 @@ fn size(now: Size, automatic_workers: usize, scaling: &Scaling) -> Size {
         max,
         autoscale,
     }
+}
+
+/// Refuses a size that may come to more workers than a version may have.
+fn can_be_had(size: Size) -> Result<(), ServingError> {
+    // Without autoscaling nothing ever grows above the least.
+    let workers = if size.autoscale { size.max } else { size.min };
+    if workers > MAX_WORKERS {
+        return Err(ServingError::TooManyWorkers {
+            workers,
+            limit: MAX_WORKERS,
+        });
+    }
+    Ok(())
 }
 
 fn describe(version: &ModelVersion, default: &Version) -> Description {

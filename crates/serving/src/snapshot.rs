@@ -18,6 +18,7 @@ use ts_types::{Isolation, ModelName, Runtime, Version};
 use crate::Core;
 use crate::management::Registration;
 use crate::registry::{ModelVersion, Registry};
+use crate::store;
 
 /// How long a change waits to be saved: a disk that stands still must not hold callers, or the
 /// server's end.
@@ -184,9 +185,9 @@ impl SavedVersion {
         if in_store.exists() {
             return Some(in_store);
         }
-        // A folder elsewhere that was registered in place.
-        let elsewhere = Path::new(self.url.as_ref().filter(|_| !self.fetched)?);
-        elsewhere.is_dir().then(|| elsewhere.to_owned())
+        // Deeper in the store, or a folder elsewhere that was registered in place.
+        let url = self.url.as_ref().filter(|_| !self.fetched)?;
+        store::find(store, url).ok()
     }
 
     /// The call that registers it again.
@@ -240,7 +241,16 @@ pub(crate) struct Keeper {
     /// Held while a snapshot is written.
     saved: Arc<Mutex<Saved>>,
     /// Whether the models of the start are all there: a snapshot before that would lose some.
-    complete: watch::Sender<bool>,
+    start: watch::Sender<Start>,
+}
+
+/// How far the registration of the models of the start has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    UnderWay,
+    Complete,
+    /// The server was told to end before.
+    BrokenOff,
 }
 
 #[derive(Debug, Default)]
@@ -257,7 +267,7 @@ impl Keeper {
             writer,
             changes: AtomicU64::new(0),
             saved: Arc::default(),
-            complete: watch::Sender::new(false),
+            start: watch::Sender::new(Start::UnderWay),
         }
     }
 }
@@ -267,10 +277,13 @@ pub(crate) async fn keep(core: &Arc<Core>) -> Option<String> {
     let keeper = &core.keeper;
     keeper.writer.as_ref()?;
     let wanted = keeper.changes.fetch_add(1, Ordering::SeqCst) + 1;
-    let mut complete = keeper.complete.subscribe();
+    let mut start = keeper.start.subscribe();
     // Its sender lives as long as the core.
-    drop(complete.wait_for(|complete| *complete).await);
+    drop(start.wait_for(|start| *start != Start::UnderWay).await);
     let saving = async {
+        if *keeper.start.borrow() == Start::BrokenOff {
+            return Some("the server stops, and has not restored all of its models".to_owned());
+        }
         let saved = Arc::clone(&keeper.saved).lock_owned().await;
         if saved.changes >= wanted {
             return None;
@@ -291,14 +304,25 @@ pub(crate) async fn started(core: &Arc<Core>) -> Option<String> {
         write(core, saved, Occasion::Startup).await
     };
     let failed = within_limit(saving).await;
-    core.keeper.complete.send_replace(true);
+    core.keeper.start.send_replace(Start::Complete);
     failed
+}
+
+/// No more models of the start come. Changes that wait for them are answered, unsaved.
+pub(crate) fn break_off(core: &Core) {
+    core.keeper.start.send_if_modified(|start| {
+        let waits = *start == Start::UnderWay;
+        if waits {
+            *start = Start::BrokenOff;
+        }
+        waits
+    });
 }
 
 /// Takes the last snapshot, once.
 pub(crate) async fn stop(core: &Arc<Core>) {
     // A start that was broken off has read a better state than the one it has reached.
-    if !*core.keeper.complete.borrow() {
+    if *core.keeper.start.borrow() != Start::Complete {
         return;
     }
     let saving = async {
@@ -405,6 +429,18 @@ mod tests {
             saved.archive(store.path()).as_deref(),
             Some(elsewhere.path())
         );
+        let below = store.path().join("sub");
+        fs_err::create_dir(&below).unwrap();
+        fs_err::write(below.join("deep.mar"), "").unwrap();
+        saved.mar_name = "deep.mar".to_owned();
+        let digest = "0".repeat(64);
+        for url in [
+            "sub/deep.mar".to_owned(),
+            format!("sub/deep.mar#sha256={digest}"),
+        ] {
+            saved.url = Some(url);
+            assert_eq!(saved.archive(store.path()), Some(below.join("deep.mar")));
+        }
         for nothing in ["", "/", "..", "."] {
             let mut saved = version(OLD);
             saved.mar_name = nothing.to_owned();

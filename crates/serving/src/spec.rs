@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use ts_archive::{Artifact, ModelConfig};
 use ts_types::{
-    DeviceType, HostLimits, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version,
+    DeviceType, Gather, HostLimits, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version,
 };
 use ts_wire::frame::{BackendKind, EchoBehaviour, Exchange, LoadModel};
 
@@ -144,6 +144,7 @@ pub(crate) fn resolve(
                 .to_owned(),
         ));
     }
+    check_delay(&limits, &scheduling)?;
     let isolation = registration
         .isolation
         .or(yaml.worker_isolation)
@@ -186,6 +187,32 @@ pub(crate) fn resolve(
         warm_up: WarmUp::read(yaml, artifact.dir.path())?,
         isolate_bad_requests: yaml.isolate_bad_requests,
     })
+}
+
+/// Refuses a batch delay that outlasts the callers, where all of it is waited for.
+///
+/// # Errors
+/// A lone request would always end at its client's limit.
+pub(crate) fn check_delay(
+    limits: &ModelLimits,
+    scheduling: &Scheduling,
+) -> Result<(), ServingError> {
+    let waits_for_all =
+        scheduling.gather != Gather::Auto || !scheduling.preferred_batch_sizes.is_empty();
+    match limits.client_timeout {
+        Some(limit)
+            if waits_for_all && limits.batch_size > 1 && limits.max_batch_delay >= limit =>
+        {
+            Err(ServingError::BadRegistration(format!(
+                "`max_batch_delay` of {} ms leaves no time within the `clientTimeoutInMills` of {} \
+                 ms, so a request without company would never be answered. Make the delay shorter, \
+                 or `batch_size` 1",
+                limits.max_batch_delay.as_millis(),
+                limit.as_millis()
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn place(
@@ -353,8 +380,6 @@ mod tests {
     use super::*;
 
     use std::collections::HashMap;
-
-    use ts_types::Gather;
 
     use crate::config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders};
 
@@ -574,6 +599,28 @@ mod tests {
             let none = ModelOverrides::default();
             let resolved = resolved(&registration, yaml, none, vec![0, 1, 2]).unwrap();
             assert_eq!(resolved.limits.min_workers, workers, "{yaml}");
+        }
+    }
+
+    /// CF-08.
+    #[test]
+    fn a_delay_that_outlasts_the_callers_is_refused_where_it_is_waited_for() {
+        let refusal = |yaml: &str| {
+            let none = ModelOverrides::default();
+            let resolved = resolved(&Registration::default(), yaml, none, vec![]);
+            resolved.err().map(|error| error.to_string())
+        };
+        let strict = "batchGather: strict\nclientTimeoutInMills: 200\n";
+        let told = refusal(&format!("{strict}batchSize: 4\nmaxBatchDelay: 200\n"));
+        assert!(told.unwrap().contains("`max_batch_delay` of 200 ms"));
+        for fine in [
+            format!("{strict}batchSize: 4\nmaxBatchDelay: 199\n"),
+            format!("{strict}batchSize: 1\nmaxBatchDelay: 500\n"),
+            "batchSize: 4\nmaxBatchDelay: 500\nclientTimeoutInMills: 200\n".to_owned(),
+            "batchGather: strict\nbatchSize: 4\nmaxBatchDelay: 5000\nresponseTimeout: 2\n"
+                .to_owned(),
+        ] {
+            assert_eq!(refusal(&fine), None, "{fine}");
         }
     }
 

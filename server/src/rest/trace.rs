@@ -1,5 +1,6 @@
 //! What happens to every response, whatever its outcome: headers, counts, one access log line.
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -7,12 +8,15 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
-use actix_web::http::{ConnectionType, StatusCode, Version};
+use actix_web::http::{ConnectionType, StatusCode, Uri, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
+use percent_encoding::percent_decode_str;
 use ts_types::RequestId;
 
 use super::Edge;
+use super::torchserve::management::REGISTRATION;
+use crate::redact;
 use crate::telemetry::ResponseCounts;
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
@@ -57,6 +61,33 @@ pub(crate) fn trace_parent(request: &HttpRequest) -> Option<&HeaderValue> {
         && hex(flags?, 2)
         && (version != "00" || fields.next().is_none());
     valid.then_some(value)
+}
+
+/// The target of a request for the log: of a registration without the query of its `url`, which may
+/// be a signature. Where that was not percent-encoded, parameters that nobody knows are the rest of
+/// it.
+fn told(uri: &Uri) -> Cow<'_, str> {
+    let whole = || uri.path_and_query().map_or("*", |target| target.as_str());
+    let path = percent_decode_str(uri.path()).decode_utf8_lossy();
+    let Some(query) = uri.query().filter(|_| path.starts_with("/models")) else {
+        return whole().into();
+    };
+    let pairs = || form_urlencoded::parse(query.as_bytes());
+    let is_secret = |name: &str, value: &str| name == "url" && redact::url(value) != value;
+    if !pairs().any(|(name, value)| is_secret(&name, &value)) {
+        return whole().into();
+    }
+    let mut shown = form_urlencoded::Serializer::new(String::new());
+    for (name, value) in pairs() {
+        if name == "url" {
+            shown.append_pair(&name, &redact::url(&value));
+        } else if REGISTRATION.contains(&name.as_ref()) {
+            shown.append_pair(&name, &value);
+        } else {
+            shown.append_pair(&name, redact::HIDDEN);
+        }
+    }
+    format!("{}?{}", uri.path(), shown.finish()).into()
 }
 
 /// The requests in work, and what all responses have in common.
@@ -220,7 +251,7 @@ impl Passage<'_> {
             return;
         }
         let milliseconds = self.started.elapsed().as_millis();
-        let (method, uri, version) = (request.method(), request.uri(), request.version());
+        let (method, uri, version) = (request.method(), told(request.uri()), request.version());
         let status = status.as_u16();
         match request.peer_addr() {
             Some(peer) => tracing::info!(
@@ -266,6 +297,36 @@ mod tests {
             .append_header((TRACE_PARENT, format!("00-{TRACE}-b7ad6b7169203331-01")))
             .append_header((TRACE_PARENT, format!("00-{TRACE}-b7ad6b7169203332-01")));
         assert!(trace_parent(&twice.to_http_request()).is_none());
+    }
+
+    #[test]
+    fn the_log_has_no_signature_of_a_registration() {
+        let digest = "sha256=0a&model_name=m";
+        for (target, shown) in [
+            (
+                format!("/models?url=https%3A%2F%2Fh%2Fm.mar%3Fa%3D1%26sig%3Ds&{digest}"),
+                format!("/models?url=https%3A%2F%2Fh%2Fm.mar%3F***&{digest}"),
+            ),
+            (
+                format!("/models?{digest}&%75rl=https://h/m.mar?a=1&sig=s"),
+                format!("/models?{digest}&url=https%3A%2F%2Fh%2Fm.mar%3F***&sig=***"),
+            ),
+            (
+                "/%6dodels?url=https://u:s@h/m.mar".to_owned(),
+                "/%6dodels?url=https%3A%2F%2F***%40h%2Fm.mar".to_owned(),
+            ),
+        ] {
+            assert_eq!(told(&target.parse().unwrap()), shown);
+        }
+        for same in [
+            "/models?url=https://h/m.mar&other=1",
+            "/models?url=m.mar",
+            "/models",
+            "/predictions/m?url=https://h/?q=1",
+            "*",
+        ] {
+            assert_eq!(told(&same.parse().unwrap()), same);
+        }
     }
 
     #[test]

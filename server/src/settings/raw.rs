@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::{SettingsError, models};
+use crate::redact;
 
 /// What the text of a value has to be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -469,11 +470,18 @@ impl Raw {
             let text = match (hidden, text.is_empty()) {
                 (_, true) => "unset".to_owned(),
                 (true, false) => "set".to_owned(),
+                (false, false) if key.name == "load_models" => without_secrets(text),
                 (false, false) => text.to_owned(),
             };
             (key.name, text, origin)
         })
     }
+}
+
+/// A list of models without the signatures of their URLs.
+fn without_secrets(text: &str) -> String {
+    let items = text.split(',').map(redact::url);
+    items.collect::<Vec<_>>().join(",")
 }
 
 /// The question to ask about a value that the next line of the file was glued to, or nothing.

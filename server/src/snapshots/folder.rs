@@ -3,9 +3,9 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use jiff::{Timestamp, ToSpan as _, civil::DateTime, tz::TimeZone};
 use parking_lot::Mutex;
 use ts_serving::{Occasion, SavedModels, SnapshotWriter};
@@ -21,8 +21,15 @@ const KEPT: usize = 20;
 const STAMP: &str = "%Y%m%d%H%M%S%3f";
 const STAMP_DIGITS: usize = 17;
 
-/// What a file is called while it is written. Only one server writes into a folder.
-const UNFINISHED: &str = ".snapshot.part";
+/// What the name of a file begins and ends with while it is written. The middle is another for each,
+/// since several servers may write into one folder.
+const UNFINISHED: (&str, &str) = (".snapshot-", ".part");
+
+/// No file is written for so long: its server has ended.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+
+/// Times tried to find, before another server has it, the name that comes next.
+const ATTEMPTS: usize = 20;
 
 /// Where snapshots lie.
 #[derive(Debug, Clone)]
@@ -116,6 +123,25 @@ pub(crate) struct Files {
     writing: Mutex<()>,
 }
 
+/// Deletes what servers that ended were writing.
+fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    let is_abandoned = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let written = entry.metadata().and_then(|found| found.modified());
+        let age = written.ok().and_then(|written| written.elapsed().ok());
+        name.starts_with(UNFINISHED.0)
+            && name.ends_with(UNFINISHED.1)
+            && age.is_some_and(|age| age >= ABANDONED_AFTER)
+    };
+    for entry in entries.flatten().filter(is_abandoned) {
+        let _may_be_gone = fs::remove_file(entry.path());
+    }
+}
+
 impl Files {
     /// For a server with these settings.
     pub(crate) fn new(environment: &Environment, raw: &Raw) -> Self {
@@ -144,8 +170,26 @@ impl Files {
 impl SnapshotWriter for Files {
     fn write(&self, models: &SavedModels, occasion: Occasion) -> io::Result<()> {
         let _alone = self.writing.lock();
+        fs::create_dir_all(&self.folder.0)?;
+        if occasion == Occasion::Startup {
+            sweep(&self.folder.0);
+        }
+        let mut attempts = 1..ATTEMPTS;
+        loop {
+            match self.write_next(models, occasion) {
+                Err(taken)
+                    if taken.kind() == io::ErrorKind::AlreadyExists
+                        && attempts.next().is_some() => {}
+                written => return written,
+            }
+        }
+    }
+}
+
+impl Files {
+    /// Writes the next file, unless another server has its name first.
+    fn write_next(&self, models: &SavedModels, occasion: Occasion) -> io::Result<()> {
         let folder = &self.folder.0;
-        fs::create_dir_all(folder)?;
         let files = self.folder.files();
         // As exact as it stands in a name.
         let now = Timestamp::from_millisecond(Timestamp::now().as_millisecond());
@@ -164,17 +208,16 @@ impl SnapshotWriter for Files {
         };
         let name = format!("{}-{occasion}.cfg", stamp.strftime(STAMP));
         let text = document::compose(&name, now, &self.settings, models)?;
-        let unfinished = folder.join(UNFINISHED);
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            // Settings may hold passwords.
-            .mode(0o600)
-            .open(&unfinished)?;
+        // Readable for its owner only, as such files are made: settings may hold passwords. Gone if
+        // it does not get its name.
+        let mut file = tempfile::Builder::new()
+            .prefix(UNFINISHED.0)
+            .suffix(UNFINISHED.1)
+            .tempfile_in(folder)?;
         file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&unfinished, folder.join(name))?;
+        file.as_file().sync_all()?;
+        let kept = file.persist_noclobber(folder.join(name));
+        kept.map_err(|refused| refused.error)?;
         // The name is part of the folder.
         fs::File::open(folder)?.sync_all()?;
         self.prune(&files);
@@ -215,7 +258,7 @@ mod tests {
             "+0231114221320123-startup.cfg",
             "20231114221320123.cfg",
             "notes.cfg",
-            ".snapshot.part",
+            ".snapshot-a1b2c3.part",
         ] {
             assert_eq!(stamp_of(name), None, "{name}");
         }
@@ -239,6 +282,57 @@ mod tests {
             assert!(path.ends_with(written), "{path}");
         }
         assert_eq!(names(folder.path()).len(), 4);
+    }
+
+    #[test]
+    fn servers_that_share_a_folder_lose_none_of_their_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let writers = [(); 4].map(|()| files(folder.path(), None));
+        std::thread::scope(|scope| {
+            for writer in &writers {
+                scope.spawn(|| {
+                    for _ in 0..KEPT / 4 {
+                        let models = SavedModels::default();
+                        writer.write(&models, Occasion::Change).unwrap();
+                    }
+                });
+            }
+        });
+        let names = names(folder.path());
+        assert_eq!(names.len(), KEPT, "{names:?}");
+        for name in names {
+            let text = fs::read_to_string(folder.path().join(&name)).unwrap();
+            assert!(document::read_file(&text).is_ok(), "{name}: {text}");
+            assert!(
+                text.contains(&name),
+                "{name} has what another was to have: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_server_that_ended_was_writing_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [".snapshot-old.part", ".snapshot-new.part", "other.part"] {
+            fs::write(folder.path().join(name), "half").unwrap();
+        }
+        let long_ago = std::time::SystemTime::now() - ABANDONED_AFTER;
+        for name in [".snapshot-old.part", "other.part"] {
+            let file = fs::File::options()
+                .write(true)
+                .open(folder.path().join(name));
+            file.unwrap().into_parts().0.set_modified(long_ago).unwrap();
+        }
+        files(folder.path(), None)
+            .write(&SavedModels::default(), Occasion::Startup)
+            .unwrap();
+        let left = names(folder.path());
+        assert_eq!(left[..1], [".snapshot-new.part"], "{left:?}");
+        assert_eq!(
+            (left.len(), left[2].as_str()),
+            (3, "other.part"),
+            "{left:?}"
+        );
     }
 
     #[test]

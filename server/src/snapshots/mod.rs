@@ -38,6 +38,7 @@ impl Restoring {
         environment: &Environment,
     ) -> Result<Self, Vec<SettingsError>> {
         let mut notices = raw.notices.clone();
+        notices.extend(unprotected(raw));
         let is_named = raw.file.as_ref().is_some_and(|file| file.is_named);
         let found = match &settings.saved_models {
             Some(models) => {
@@ -83,6 +84,29 @@ impl Restoring {
             notices,
         })
     }
+}
+
+/// Says so where a flag of an earlier command line, kept in the snapshot that was found, leaves this
+/// server open.
+fn unprotected(raw: &Raw) -> Option<String> {
+    let found = raw.file.as_ref().filter(|file| !file.is_named)?;
+    let is_snapshot = raw.values.get(document::MODELS)?.origin != DEFAULT;
+    let shown = found.path.display().to_string();
+    let says = |key: &&str| {
+        let written = raw.values.get(*key);
+        written.is_some_and(|written| {
+            written.origin.starts_with(&shown) && written.text.trim().eq_ignore_ascii_case("true")
+        })
+    };
+    let open = ["disable_token_authorization", "enable_model_api"];
+    let open: Vec<_> = open.into_iter().filter(says).collect();
+    (is_snapshot && !open.is_empty()).then(|| {
+        format!(
+            "the snapshot `{shown}`, and not this command line, switches `{}` on. `--ts-config` with a \
+             configuration file of yours, or `--ncs`, starts without it",
+            open.join("` and `")
+        )
+    })
 }
 
 /// Reads the setting `model_snapshot`.

@@ -66,7 +66,8 @@ pub struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(method: &'static str, url: String) -> Self {
+    /// To any URL.
+    pub fn new(method: &'static str, url: String) -> Self {
         Self {
             method,
             url,

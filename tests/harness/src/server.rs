@@ -125,8 +125,11 @@ impl Server {
         self.folder.path().join("config.properties")
     }
 
+    /// In one step: another start may be reading it.
     fn write_config(&self) {
-        fs_err::write(self.config_file(), self.config.join("\n")).unwrap();
+        let file = tempfile::NamedTempFile::new_in(self.folder.path()).unwrap();
+        fs_err::write(file.path(), self.config.join("\n")).unwrap();
+        file.persist(self.config_file()).unwrap();
     }
 
     /// The command in this server's folder and environment, without any argument.

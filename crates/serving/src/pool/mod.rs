@@ -45,7 +45,7 @@ use crate::pool::slots::{Slot, Slots};
 use crate::pool::zygote::Zygote;
 use crate::queue::{Queue, QueueRules};
 use crate::resources::Resources;
-use crate::spec::ResolvedModel;
+use crate::spec::{ResolvedModel, check_delay};
 use crate::warmup::WarmUp;
 
 pub(crate) use crate::pool::devices::Placement;
@@ -374,10 +374,15 @@ impl Pool {
             response_timeout: new.response_timeout.and(Some(limits.response_timeout)),
             job_queue_size: new.job_queue_size.and(Some(limits.job_queue_size)),
         };
-        limits.batch_size = new.batch_size.unwrap_or(limits.batch_size);
-        limits.max_batch_delay = new.max_batch_delay.unwrap_or(limits.max_batch_delay);
-        limits.response_timeout = new.response_timeout.unwrap_or(limits.response_timeout);
-        limits.job_queue_size = new.job_queue_size.unwrap_or(limits.job_queue_size);
+        let mut after = limits.clone();
+        after.batch_size = new.batch_size.unwrap_or(limits.batch_size);
+        after.max_batch_delay = new.max_batch_delay.unwrap_or(limits.max_batch_delay);
+        after.response_timeout = new.response_timeout.unwrap_or(limits.response_timeout);
+        after.job_queue_size = new.job_queue_size.unwrap_or(limits.job_queue_size);
+        if new.batch_size.is_some() || new.max_batch_delay.is_some() {
+            check_delay(&after, &spec.scheduling)?;
+        }
+        *limits = after;
         spec.queue.change_limits(
             limits.batch_size,
             limits.max_batch_delay,

@@ -106,6 +106,15 @@ pub(crate) async fn locate(
     })
 }
 
+/// Finds again what a `url` named that is here and not fetched.
+///
+/// # Errors
+/// It is gone.
+pub(crate) fn find(store: &Path, url: &str) -> Result<PathBuf, ServingError> {
+    let path = url.rsplit_once("#sha256=").map_or(url, |(path, _)| path);
+    local::find(store, path)
+}
+
 /// Removes the halves of archives that servers left in the store which no longer live.
 pub(crate) fn sweep(store: &Path) {
     let swept = partial::sweep(store);

@@ -130,7 +130,7 @@ pub(super) async fn register(
 }
 
 /// The parameters of a registration.
-const REGISTRATION: &[&str] = &[
+pub(crate) const REGISTRATION: &[&str] = &[
     "autoscale",
     "batch_size",
     "handler",
