@@ -619,7 +619,7 @@ fn ids_and_traces_that_are_none_are_not_passed_on() {
         assert_eq!(answer.header("x-request-id"), Some("mine"), "{path}");
         assert_eq!(answer.header("traceparent"), Some(trace), "{path}");
         let long = "x".repeat(129);
-        for id in ["two words", &long] {
+        for id in ["two words", "../../x", "a,1|#Level:Host", "a\"b", &long] {
             let answer = ask(id, "00-junk", path);
             assert_eq!(
                 answer.header("x-request-id").map(str::len),
@@ -852,6 +852,18 @@ fn connections_are_kept_and_closed_as_http_has_it() {
         assert_eq!(head.one("connection"), Some("keep-alive"));
         raw.body(&head);
     }
+
+    // As some clients try HTTP/2: they get their answer, and nothing that reads as an agreement.
+    let mut raw = Raw::to(&server.inference);
+    raw.say(
+        b"POST /predictions/m HTTP/1.1\r\nhost: h\r\nconnection: Upgrade, HTTP2-Settings\r\n\
+          upgrade: h2c\r\nhttp2-settings: AAMAAABk\r\ncontent-length: 1\r\n\r\nx",
+    );
+    let head = raw.head();
+    assert!(head.status.contains(" 200"), "{}", head.status);
+    assert_eq!(head.one("connection"), Some("close"));
+    assert_eq!(raw.body(&head), b"x");
+    raw.rest();
 
     // HTTP/1.0 knows neither chunks nor, unless it says so, a second request.
     for (more, parts) in [

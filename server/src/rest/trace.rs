@@ -189,7 +189,9 @@ impl Passage<'_> {
                 headers.insert(name.clone(), value.clone());
             }
         }
-        if status.as_u16() >= 400 || self.traffic.is_stopping() {
+        // One that asks for another protocol is answered in this one; its connection is not kept.
+        let asks_for_another = request.head().upgrade();
+        if status.as_u16() >= 400 || self.traffic.is_stopping() || asks_for_another {
             response
                 .head_mut()
                 .set_connection_type(ConnectionType::Close);
