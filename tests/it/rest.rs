@@ -269,26 +269,48 @@ fn our_description_is_true_of_each_listener() {
         assert_eq!(document["openapi"], "3.1.0");
         let mut asked = 0;
         for (path, methods) in document["paths"].as_object().unwrap() {
-            for method in methods.as_object().unwrap().keys() {
+            for (method, operation) in methods.as_object().unwrap() {
                 let method = match method.as_str() {
                     "get" => "GET",
-                    // Of all that changes something, that it is there is enough.
                     _ if api == "metrics" => continue,
-                    "post" | "put" => "POST",
+                    "post" => "POST",
+                    "put" => "PUT",
+                    "delete" => "DELETE",
                     "options" => "OPTIONS",
-                    _ => continue,
+                    other => panic!("{other} {path}"),
                 };
-                let path = path
-                    .replace("{model_name}", "none")
-                    .replace("{model_version}", "1.0")
-                    .replace("{url_path}", "a/b");
-                let answer = ask(method, &path).send();
-                let text = answer.text();
-                assert!(
-                    !text.contains("ResourceNotFoundException") || path == "/token",
-                    "{method} {path}: {text}"
-                );
-                asked += 1;
+                // The model is asked for to the end.
+                let names: &[&str] = match method {
+                    "DELETE" => &["none", "-x"],
+                    _ => &["m", "none", "-x"],
+                };
+                for name in names {
+                    let path = path
+                        .replace("{model_name}", name)
+                        .replace("{model_version}", "1.0")
+                        .replace("{url_path}", "a/b");
+                    let answer = ask(method, &path).send();
+                    let documented = &operation["responses"][answer.status.to_string()];
+                    let shown = format!("{method} {path}: {} {}", answer.status, answer.text());
+                    assert!(documented.is_object(), "{shown}");
+                    for header in ["x-warning", "server-timing", "retry-after"] {
+                        if answer.header(header).is_some() {
+                            assert!(documented["headers"][header].is_object(), "{shown}");
+                        }
+                    }
+                    asked += 1;
+                    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                        if parameter["in"] == "query" {
+                            let name = parameter["name"].as_str().unwrap();
+                            let answer = ask(method, &format!("{path}?{name}=1")).send();
+                            let shown = format!("{name}: {} {}", answer.status, answer.text());
+                            let documented = &operation["responses"][answer.status.to_string()];
+                            assert!(documented.is_object(), "{method} {path}?{shown}");
+                            let warning = answer.header("x-warning").unwrap_or_default();
+                            assert!(!warning.contains("unknown"), "{path}: {warning}");
+                        }
+                    }
+                }
             }
         }
         assert!(asked >= 4, "{api}: {document}");

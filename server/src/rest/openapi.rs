@@ -106,11 +106,11 @@ pub(crate) fn of_what_is_served(surface: Surface, tokens: impl Fn(&Operation) ->
         }
         let mut failures = operation.failures.to_vec();
         let token = tokens(operation);
-        if token {
-            any_token = true;
+        any_token |= token;
+        // A name in the path may be none.
+        if (token || operation.path.contains('{')) && !failures.contains(&400) {
             failures.push(400);
             failures.sort_unstable();
-            failures.dedup();
         }
         for status in failures {
             responses.insert(status.to_string(), failed(operation, status));

@@ -665,7 +665,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         summary: "Describe the default version of a model",
         parameters: CUSTOMIZED,
         answers: DESCRIBED,
-        failures: &[404, 500],
+        failures: &[404, 500, 503, 504, 507],
         torchserve: documented("describeModel", &[200, 404, 500]),
         ..MANAGEMENT_CALL
     },
@@ -707,7 +707,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         summary: "Describe a version of a model, or `all` of them",
         parameters: CUSTOMIZED,
         answers: DESCRIBED,
-        failures: &[404, 500],
+        failures: &[404, 500, 503, 504, 507],
         torchserve: documented("version_describeModel", &[200, 404, 500]),
         ..MANAGEMENT_CALL
     },
