@@ -868,6 +868,15 @@ fn connections_are_kept_and_closed_as_http_has_it() {
     raw.rest();
 
     let mut raw = Raw::to(&server.inference);
+    raw.say(b"GET /a\"%20200%200 HTTP/1.1\r\nhost: h\r\n\r\n");
+    assert!(raw.head().status.contains(" 404"));
+    server.wait_until("the line has one target", || {
+        server
+            .output()
+            .contains("\"GET /a%22%20200%200 HTTP/1.1\" 404")
+    });
+
+    let mut raw = Raw::to(&server.inference);
     for _ in 0..2 {
         raw.say(b"GET /ping HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
         let head = raw.head();

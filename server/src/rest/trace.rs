@@ -222,7 +222,9 @@ impl Passage<'_> {
             return;
         }
         let milliseconds = self.started.elapsed().as_millis();
-        let (method, uri, version) = (request.method(), request.uri(), request.version());
+        let (method, version) = (request.method(), request.version());
+        // The only character that a target may have and that would end its field.
+        let uri = request.uri().to_string().replace('"', "%22");
         let status = status.as_u16();
         match request.peer_addr() {
             Some(peer) => tracing::info!(
