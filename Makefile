@@ -26,6 +26,9 @@ DENY := $(TARGET)/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 # nextest where it is installed; without it the same tests run under `cargo test`.
 NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
 
+# Tests of the real server wait more than they work.
+TESTS_AT_ONCE := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,7 +89,7 @@ lint-rust:
 .PHONY: test-rust
 test-rust:
 ifeq ($(NEXTEST),yes)
-	$(CARGO) nextest run --locked
+	$(CARGO) nextest run --locked --test-threads $(TESTS_AT_ONCE)
 	$(CARGO) test --locked --doc
 else
 	$(CARGO) test --locked
@@ -118,6 +121,7 @@ chaos: build ## ten minutes of faults under load; CHAOS_SECONDS and CHAOS_SEED a
 
 .PHONY: fuzz-short
 fuzz-short: FUZZ_SECONDS ?= 60
+fuzz-short: FUZZ_JOBS ?= --jobs 12
 fuzz-short: fuzz-run ## a minute of each fuzz target, as in CI
 
 .PHONY: fuzz
@@ -126,7 +130,7 @@ fuzz: fuzz-run ## ten minutes of each fuzz target; FUZZ_SECONDS and FUZZ_TARGETS
 
 .PHONY: fuzz-run
 fuzz-run:
-	$(PYTHON) tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+	$(PYTHON) tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_JOBS) $(FUZZ_TARGETS)
 
 .PHONY: deny
 deny: $(DENY) ## licences, banned crates and sources of the dependencies

@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use ts_test::{Request, Running};
+use ts_test::{Request, Running, at_once};
 
 use crate::serving;
 
@@ -95,7 +95,7 @@ fn one_failure_is_of_one_request() {
 
 #[test]
 fn the_response_timeout_holds_for_each_request() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = asynchronous(isolation, "responseTimeout: 1\n");
         let started = Instant::now();
         let hangs = predict(&server, "x").header("x-echo-fault", "hang");
@@ -114,7 +114,7 @@ fn the_response_timeout_holds_for_each_request() {
         );
         predict(&server, "y").send().expect(200);
         assert_eq!(server.describe("m")["workers"][0]["generation"], 1);
-    }
+    });
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_worker_that_stops_reading_is_replaced_and_all_that_it_had_is_answered() {
 
 #[test]
 fn the_death_of_a_worker_answers_all_that_it_had() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         for panics in [false, true] {
             let server = asynchronous(isolation, "echo:\n  batchMicros: 200000\n");
             let all_run = Barrier::new(9);
@@ -168,7 +168,7 @@ fn the_death_of_a_worker_answers_all_that_it_had() {
             predict(&server, "y").send().expect(200);
             assert_eq!(server.describe("m")["workers"][0]["generation"], 2);
         }
-    }
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{BufRead, Read};
 use std::time::{Duration, Instant};
 
-use ts_test::{Opened, Running};
+use ts_test::{Opened, Running, at_once};
 
 use crate::serving;
 
@@ -33,7 +33,7 @@ fn read(opened: &mut Opened, value: &str, parts: usize) {
 
 #[test]
 fn requests_that_come_while_others_run_join_and_short_ones_end_first() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = continuous(isolation, 4, 50);
         assert_eq!(server.describe("m")["continuousBatching"], true);
         std::thread::scope(|scope| {
@@ -60,7 +60,7 @@ fn requests_that_come_while_others_run_join_and_short_ones_end_first() {
                 assert!(rest.ends_with("99 long\n") && rest.lines().count() == 99);
             });
         });
-    }
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use ts_test::at_once;
 
 use crate::{server, serving};
 
@@ -55,7 +56,7 @@ fn a_registration_chooses_the_isolation_over_the_archive() {
 
 #[test]
 fn a_crash_answers_its_request_and_the_worker_comes_back() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         for fault in ["abort", "panic"] {
             let server = isolated(isolation, "");
             let request = server
@@ -77,12 +78,12 @@ fn a_crash_answers_its_request_and_the_worker_comes_back() {
                 "{isolation} {fault}"
             );
         }
-    }
+    });
 }
 
 #[test]
 fn a_worker_killed_while_it_is_idle_is_noticed_and_replaced() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = isolated(isolation, "");
         let before = server.worker_pids("m");
         kill(before[0]);
@@ -95,7 +96,7 @@ fn a_worker_killed_while_it_is_idle_is_noticed_and_replaced() {
             .body("x")
             .send()
             .expect(200);
-    }
+    });
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn a_worker_killed_from_outside_while_it_runs_answers_with_out_of_memory() {
 
 #[test]
 fn a_worker_that_does_not_answer_is_killed_at_its_limit() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = isolated(isolation, "responseTimeout: 1\n");
         let before = server.worker_pids("m");
         let started = Instant::now();
@@ -156,7 +157,7 @@ fn a_worker_that_does_not_answer_is_killed_at_its_limit() {
         });
         let output = server.output();
         assert!(!output.contains("Auto recovery failed again"), "{output}");
-    }
+    });
 }
 
 #[test]
@@ -384,7 +385,7 @@ fn a_worker_that_finishes_keeps_the_shared_host_that_others_leave() {
 
 #[test]
 fn removing_a_model_answers_everything_it_accepted() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = isolated(isolation, "echo:\n  batchMicros: 20000\n");
         std::thread::scope(|scope| {
             let calls: Vec<_> = (0..40)
@@ -406,12 +407,12 @@ fn removing_a_model_answers_everything_it_accepted() {
                 assert!(matches!(answer.status, 200 | 404), "{}", answer.text());
             }
         });
-    }
+    });
 }
 
 #[test]
 fn a_worker_over_its_memory_limit_answers_507_and_is_replaced_while_others_go_on() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = server()
             .config("max_request_size=100000000")
             .config("max_response_size=100000000")
@@ -446,7 +447,7 @@ fn a_worker_over_its_memory_limit_answers_507_and_is_replaced_while_others_go_on
         call("large", &body).expect(200);
         assert_eq!(server.worker_pids("large"), others);
         assert!(server.describe("large")["memoryLimitMb"].is_null());
-    }
+    });
 }
 
 #[test]

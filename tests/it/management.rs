@@ -411,6 +411,29 @@ fn misspelt_and_odd_parameters_are_told_to_the_caller() {
         let warning = told(method, path).unwrap();
         assert!(warning.contains(what), "{path}: {warning}");
     }
+    // A misspelt name is often why a call fails.
+    for (method, path, status, what) in [
+        ("POST", "/models?uri=m", 400, "Did you mean `url`?"),
+        (
+            "POST",
+            "/models?url=gone.mar&modelname=m",
+            404,
+            "`modelname`",
+        ),
+        ("PUT", "/models/gone?min_workers=1", 404, "`min_workers`"),
+        (
+            "PUT",
+            "/models/m?batch_size=0&min_workers=1",
+            400,
+            "`min_workers`",
+        ),
+        ("GET", "/models/gone?customised=true", 404, "`customized`"),
+        ("DELETE", "/models/gone?force=true", 404, "`force`"),
+    ] {
+        let answer = server.manage(method, path).send().expect(status);
+        let warning = answer.header("x-warning").unwrap_or_default();
+        assert!(warning.contains(what), "{path}: {warning}");
+    }
     let body = r#"{"url": "m", "batch_size": "many", "colour": "red"}"#;
     let request = server
         .manage("POST", "/models")

@@ -269,26 +269,48 @@ fn our_description_is_true_of_each_listener() {
         assert_eq!(document["openapi"], "3.1.0");
         let mut asked = 0;
         for (path, methods) in document["paths"].as_object().unwrap() {
-            for method in methods.as_object().unwrap().keys() {
+            for (method, operation) in methods.as_object().unwrap() {
                 let method = match method.as_str() {
                     "get" => "GET",
-                    // Of all that changes something, that it is there is enough.
                     _ if api == "metrics" => continue,
-                    "post" | "put" => "POST",
+                    "post" => "POST",
+                    "put" => "PUT",
+                    "delete" => "DELETE",
                     "options" => "OPTIONS",
-                    _ => continue,
+                    other => panic!("{other} {path}"),
                 };
-                let path = path
-                    .replace("{model_name}", "none")
-                    .replace("{model_version}", "1.0")
-                    .replace("{url_path}", "a/b");
-                let answer = ask(method, &path).send();
-                let text = answer.text();
-                assert!(
-                    !text.contains("ResourceNotFoundException") || path == "/token",
-                    "{method} {path}: {text}"
-                );
-                asked += 1;
+                // The model is asked for to the end.
+                let names: &[&str] = match method {
+                    "DELETE" => &["none", "-x"],
+                    _ => &["m", "none", "-x"],
+                };
+                for name in names {
+                    let path = path
+                        .replace("{model_name}", name)
+                        .replace("{model_version}", "1.0")
+                        .replace("{url_path}", "a/b");
+                    let answer = ask(method, &path).send();
+                    let documented = &operation["responses"][answer.status.to_string()];
+                    let shown = format!("{method} {path}: {} {}", answer.status, answer.text());
+                    assert!(documented.is_object(), "{shown}");
+                    for header in ["x-warning", "server-timing", "retry-after"] {
+                        if answer.header(header).is_some() {
+                            assert!(documented["headers"][header].is_object(), "{shown}");
+                        }
+                    }
+                    asked += 1;
+                    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                        if parameter["in"] == "query" {
+                            let name = parameter["name"].as_str().unwrap();
+                            let answer = ask(method, &format!("{path}?{name}=1")).send();
+                            let shown = format!("{name}: {} {}", answer.status, answer.text());
+                            let documented = &operation["responses"][answer.status.to_string()];
+                            assert!(documented.is_object(), "{method} {path}?{shown}");
+                            let warning = answer.header("x-warning").unwrap_or_default();
+                            assert!(!warning.contains("unknown"), "{path}: {warning}");
+                        }
+                    }
+                }
             }
         }
         assert!(asked >= 4, "{api}: {document}");
@@ -619,7 +641,7 @@ fn ids_and_traces_that_are_none_are_not_passed_on() {
         assert_eq!(answer.header("x-request-id"), Some("mine"), "{path}");
         assert_eq!(answer.header("traceparent"), Some(trace), "{path}");
         let long = "x".repeat(129);
-        for id in ["two words", &long] {
+        for id in ["two words", "../../x", "a,1|#Level:Host", "a\"b", &long] {
             let answer = ask(id, "00-junk", path);
             assert_eq!(
                 answer.header("x-request-id").map(str::len),
@@ -846,12 +868,33 @@ fn connections_are_kept_and_closed_as_http_has_it() {
     raw.rest();
 
     let mut raw = Raw::to(&server.inference);
+    raw.say(b"GET /a\"%20200%200 HTTP/1.1\r\nhost: h\r\n\r\n");
+    assert!(raw.head().status.contains(" 404"));
+    server.wait_until("the line has one target", || {
+        server
+            .output()
+            .contains("\"GET /a%22%20200%200 HTTP/1.1\" 404")
+    });
+
+    let mut raw = Raw::to(&server.inference);
     for _ in 0..2 {
         raw.say(b"GET /ping HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
         let head = raw.head();
         assert_eq!(head.one("connection"), Some("keep-alive"));
         raw.body(&head);
     }
+
+    // As some clients try HTTP/2: they get their answer, and nothing that reads as an agreement.
+    let mut raw = Raw::to(&server.inference);
+    raw.say(
+        b"POST /predictions/m HTTP/1.1\r\nhost: h\r\nconnection: Upgrade, HTTP2-Settings\r\n\
+          upgrade: h2c\r\nhttp2-settings: AAMAAABk\r\ncontent-length: 1\r\n\r\nx",
+    );
+    let head = raw.head();
+    assert!(head.status.contains(" 200"), "{}", head.status);
+    assert_eq!(head.one("connection"), Some("close"));
+    assert_eq!(raw.body(&head), b"x");
+    raw.rest();
 
     // HTTP/1.0 knows neither chunks nor, unless it says so, a second request.
     for (more, parts) in [

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use ts_test::Running;
+use ts_test::{Running, at_once};
 
 use crate::server;
 
@@ -59,7 +59,7 @@ fn burst(server: &Running, model: &str, requests: usize) {
 
 #[test]
 fn a_burst_raises_the_workers_to_the_most_and_idle_ones_go_down_to_the_least() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = server().start();
         let yaml = format!(
             "autoscale: true\nminWorkers: 1\nmaxWorkers: 3\nscaleDownIdleSeconds: 1\n\
@@ -85,12 +85,12 @@ fn a_burst_raises_the_workers_to_the_most_and_idle_ones_go_down_to_the_least() {
         });
         server.infer("GET", "/ping").send().expect(200);
         predict(&server, "m").expect(200);
-    }
+    });
 }
 
 #[test]
 fn without_workers_the_first_call_loads_one_and_idleness_unloads_it() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = server().start();
         let yaml = format!(
             "autoscale: true\nminWorkers: 0\nmaxWorkers: 2\nscaleDownIdleSeconds: 1\n\
@@ -108,16 +108,17 @@ fn without_workers_the_first_call_loads_one_and_idleness_unloads_it() {
             server.wait_without_hosts();
             server.wait_until("it is gone", || workers(&server, "m").is_empty());
         }
-    }
+    });
 }
 
 #[test]
 fn a_worker_that_was_busy_is_idle_from_the_end_of_its_batch_on() {
-    for exchange in [
+    let exchanges = [
         "",
         "continuousBatching: true\n",
         "asyncCommunication: true\n",
-    ] {
+    ];
+    at_once(exchanges, |exchange| {
         let server = server().start();
         let yaml = format!(
             "{exchange}autoscale: true\nminWorkers: 0\nmaxWorkers: 1\nscaleDownIdleSeconds: 1\n\
@@ -136,7 +137,7 @@ fn a_worker_that_was_busy_is_idle_from_the_end_of_its_batch_on() {
             (Duration::from_millis(900)..Duration::from_secs(3)).contains(&stayed),
             "{exchange}: {stayed:?}"
         );
-    }
+    });
 }
 
 /// A light load reaches every worker now and then, and needs one.
@@ -158,7 +159,7 @@ fn workers_that_a_light_load_does_not_need_go_down_too() {
 /// WK-05: what waits when the workers are to go is answered as the call says.
 #[test]
 fn scaling_to_zero_waits_for_the_queue_as_long_as_it_is_told_to() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = server().start();
         let yaml = format!("workerIsolation: {isolation}\necho:\n  batchMicros: 400000\n");
         server.echo_model("m", "1.0", &yaml);
@@ -193,7 +194,7 @@ fn scaling_to_zero_waits_for_the_queue_as_long_as_it_is_told_to() {
             let refused = predict(&server, "m").expect(503);
             assert_eq!(refused.header("x-refusal-reason"), Some("no-worker"));
         }
-    }
+    });
 }
 
 /// A call that comes while another one drains the pool has the last word.
@@ -337,7 +338,7 @@ fn a_start_on_demand_that_fails_answers_what_waits_and_does_not_loop() {
 
 #[test]
 fn a_model_that_only_loses_workers_is_put_into_quarantine_and_others_go_on() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = server().config("quarantine_after=9").start();
         let yaml = format!("quarantineAfter: 3\nworkerIsolation: {isolation}\n");
         server.echo_model("bad", "1.0", &yaml);
@@ -388,7 +389,7 @@ fn a_model_that_only_loses_workers_is_put_into_quarantine_and_others_go_on() {
         predict(&server, "bad").expect(200);
         assert!(server.describe("bad")["quarantined"].is_null());
         server.infer("GET", "/ping").send().expect(200);
-    }
+    });
 }
 
 #[test]

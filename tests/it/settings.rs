@@ -259,7 +259,7 @@ fn the_variable_that_names_the_file_comes_before_the_option_cf_01() {
 
 /// Starts a server with one setting from the file, then with the same from the environment, and
 /// with its default there, and has each one looked at.
-fn from_each_source(key: &str, value: &str, yaml: &str, look: impl Fn(&ts_test::Running)) {
+fn from_each_source(key: &str, value: &str, yaml: &str, look: impl Fn(&ts_test::Running) + Sync) {
     let variable = match key {
         "token_expiration_min" => "TS_TOKEN_EXPIRATION_TIME_MIN".to_owned(),
         _ if key.starts_with("ts_") => key.to_uppercase(),
@@ -267,16 +267,17 @@ fn from_each_source(key: &str, value: &str, yaml: &str, look: impl Fn(&ts_test::
     };
     let yaml = format!("minWorkers: 1\nmaxWorkers: 1\n{yaml}");
     let prepared = || server().echo_model("m", &yaml).args(&["--models", "m"]);
-    for server in [
+    let servers = [
         prepared().config(&format!("{key}={value}")),
         prepared()
             .config("enable_envvars_config=true")
             .env(&variable, value),
-    ] {
+    ];
+    ts_test::at_once(servers, |server| {
         let server = server.start();
         server.wait_ready("m");
         look(&server);
-    }
+    });
 }
 
 #[test]

@@ -141,11 +141,24 @@ fn a_url_with_parameters_of_its_own_is_encoded_or_sent_as_json() {
     register(&server, &url, "&initial_workers=1").expect(200);
     server.manage("DELETE", "/models/m").send().expect(200);
     let body = json!({"url": url, "initial_workers": 1}).to_string();
-    let request = server
-        .manage("POST", "/models")
-        .header("content-type", "application/json");
-    request.body(body).send().expect(200);
+    let in_body = |body: String| {
+        let request = server.manage("POST", "/models");
+        let request = request.header("content-type", "application/json");
+        request.body(body).send()
+    };
+    in_body(body).expect(200);
     server.manage("DELETE", "/models/m").send().expect(200);
+
+    // In a body nothing of the URL can get lost, whatever else is in there.
+    let refused = json!({"url": origin.url("/m.mar?a=1"), "sig": "x"}).to_string();
+    let refused = in_body(refused).expect(400);
+    let text = message(&refused);
+    assert!(text.contains("403"), "{text}");
+    assert!(!text.contains("percent-encode"), "{text}");
+    assert_eq!(
+        refused.header("x-warning"),
+        Some("unknown member of the body `sig` is ignored")
+    );
 
     let raw = server
         .manage("POST", &format!("/models?url={url}&initial_workers=1"))

@@ -4,7 +4,7 @@ use std::io::{BufRead, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use ts_test::{Opened, Running};
+use ts_test::{Opened, Running, at_once};
 
 use crate::{server, serving};
 
@@ -153,7 +153,7 @@ fn streams_of_one_batch_have_lengths_of_their_own_gr_06() {
 
 #[test]
 fn a_stream_that_breaks_is_seen_to_break_and_counted_gr_10() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         for fault in ["raise", "raise-batch", "abort", "panic"] {
             let server = serving(&format!("workerIsolation: {isolation}\n"));
             let request = server.infer("POST", "/predictions/m").body("x");
@@ -181,7 +181,7 @@ fn a_stream_that_breaks_is_seen_to_break_and_counted_gr_10() {
             // The next one is served.
             read_from(&mut open(&server, "y", 3), "y", 0, 3);
         }
-    }
+    });
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_failure_before_the_first_part_is_an_ordinary_error() {
 
 #[test]
 fn the_response_timeout_starts_anew_with_each_part() {
-    for isolation in ISOLATIONS {
+    at_once(ISOLATIONS, |isolation| {
         let server = serving(&format!(
             "workerIsolation: {isolation}\nresponseTimeout: 1\necho:\n  batchMicros: 400000\n"
         ));
@@ -212,7 +212,7 @@ fn the_response_timeout_starts_anew_with_each_part() {
         let started = Instant::now();
         assert!(opened.body.read_to_string(&mut String::new()).is_err());
         assert!(started.elapsed() < Duration::from_secs(3));
-    }
+    });
 }
 
 #[test]

@@ -123,10 +123,15 @@ impl RequestId {
         }
     }
 
-    /// What a client calls its request: 1 to 128 bytes of visible ASCII. `None` for anything else.
+    /// What a client calls its request: 1 to 128 letters, digits and `-._:~+=@`, no point first.
+    /// `None` for anything else. Lines of metrics and logs name requests, and so do files that
+    /// handlers write: nothing in an id separates fields, quotes, or leads out of a folder.
     pub fn of_client(text: &str) -> Option<Self> {
         let sane = (1..=MAX_REQUEST_ID_BYTES).contains(&text.len())
-            && text.bytes().all(|byte| byte.is_ascii_graphic());
+            && !text.starts_with('.')
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-._:~+=@".contains(&byte));
         sane.then(|| Self {
             text: Arc::from(text),
             of_client: true,
@@ -178,11 +183,31 @@ mod tests {
     #[test]
     fn a_client_may_name_its_request_within_bounds() {
         let longest = "x".repeat(128);
-        for sane in ["1", "a-b_c.D~{}", &longest] {
+        for sane in ["1", "a-b_c.D~", "Root=1-67891233:a+b@c", "-_x=", &longest] {
             assert_eq!(RequestId::of_client(sane).unwrap().as_str(), sane);
         }
         let long = "x".repeat(129);
-        for other in ["", " ", "a b", "a\tb", "caf\u{e9}", &long] {
+        for other in [
+            "",
+            " ",
+            "a b",
+            "a\tb",
+            "caf\u{e9}",
+            "a,b",
+            "a|#b",
+            "a\"b",
+            "a'b",
+            "{a}",
+            "a;b",
+            "../b",
+            "a/b",
+            "a\\b",
+            "..",
+            "$(a)",
+            "<a>",
+            "%00",
+            &long,
+        ] {
             assert_eq!(RequestId::of_client(other), None, "{other:?}");
         }
     }

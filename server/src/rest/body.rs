@@ -177,15 +177,16 @@ async fn multipart(
         })?;
         // A file has a type even if it does not say so; a plain field has none even if it does.
         // The file's name says nothing: it is neither looked at nor kept.
-        let content_type = match field.file_name() {
-            None => String::new(),
+        let content_type = if is_file(&field) {
             // As sent: what a handler gets depends on its letters' case too.
-            Some(_) => field
+            field
                 .headers()
                 .get(CONTENT_TYPE.as_str())
                 .and_then(|value| value.to_str().ok())
                 .unwrap_or("application/octet-stream")
-                .to_owned(),
+                .to_owned()
+        } else {
+            String::new()
         };
         let value = field.bytes().await.map_err(bad)?;
         fields.add(Part {
@@ -195,6 +196,16 @@ async fn multipart(
         })?;
     }
     Ok(fields.finish())
+}
+
+/// Whether a field says that it is a file, by a name in either of the two forms (RFC 6266).
+fn is_file(field: &multer::Field<'_>) -> bool {
+    let extended = || {
+        let disposition = field.headers().get("content-disposition");
+        let text = disposition.map(|value| String::from_utf8_lossy(value.as_bytes()));
+        text.is_some_and(|text| text.to_ascii_lowercase().contains("filename*="))
+    };
+    field.file_name().is_some() || extended()
 }
 
 /// The fields of a form; of several with one name the last counts, as in TorchServe.

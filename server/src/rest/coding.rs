@@ -35,7 +35,7 @@ const BROTLI_LEVEL: u32 = 4;
 const BROTLI_WINDOW: u32 = 20;
 
 /// Headers of a handler that speak of the very bytes of its body.
-const OF_THE_BYTES: [HeaderName; 6] = [
+pub(crate) const OF_THE_BYTES: [HeaderName; 6] = [
     CONTENT_ENCODING,
     CONTENT_RANGE,
     ETAG,

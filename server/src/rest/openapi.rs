@@ -106,14 +106,14 @@ pub(crate) fn of_what_is_served(surface: Surface, tokens: impl Fn(&Operation) ->
         }
         let mut failures = operation.failures.to_vec();
         let token = tokens(operation);
-        if token {
-            any_token = true;
+        any_token |= token;
+        // A name in the path may be none.
+        if (token || operation.path.contains('{')) && !failures.contains(&400) {
             failures.push(400);
             failures.sort_unstable();
-            failures.dedup();
         }
         for status in failures {
-            responses.insert(status.to_string(), failed(status));
+            responses.insert(status.to_string(), failed(operation, status));
         }
         let mut described = json!({
             "operationId": operation.id,
@@ -267,14 +267,19 @@ fn answered(operation: &Operation, answer: &Answer) -> Value {
         }
         Content::Text(kind) => json!({ kind: { "schema": { "type": "string" } } }),
     };
-    if operation.api == Api::Management {
-        headers["x-warning"] = reference("headers", "x-warning");
-    }
+    add_warning(&mut headers, operation);
     json!({ "description": answer.doc, "headers": headers, "content": content })
 }
 
-fn failed(status: u16) -> Value {
+fn add_warning(headers: &mut Value, operation: &Operation) {
+    if operation.api == Api::Management {
+        headers["x-warning"] = reference("headers", "x-warning");
+    }
+}
+
+fn failed(operation: &Operation, status: u16) -> Value {
     let mut headers = json!({ "x-request-id": reference("headers", "x-request-id") });
+    add_warning(&mut headers, operation);
     if status == 503 {
         for name in ["retry-after", "x-refusal-reason"] {
             headers[name] = reference("headers", name);

@@ -207,7 +207,7 @@ const INFERENCE_HEADERS: &[Parameter] = &[
     header(
         "x-request-id",
         Kind::Text,
-        "Name of the request: 1 to 128 visible ASCII characters.",
+        "Name of the request: 1 to 128 letters, digits and `-._:~+=@`, no point first.",
     ),
     header(
         "traceparent",
@@ -226,7 +226,92 @@ const INFERENCE_HEADERS: &[Parameter] = &[
     ),
 ];
 
-const SCALING: &[Parameter] = &[
+/// Of `GET /models`.
+pub(crate) const LISTING: &[Parameter] = &[
+    query("limit", Kind::Whole, "Models at most; 100 unless given."),
+    query(
+        "next_page_token",
+        Kind::Whole,
+        "Where the page before ended.",
+    ),
+];
+
+/// Of `POST /models`.
+pub(crate) const REGISTRATION: &[Parameter] = &[
+    required(query(
+        "url",
+        Kind::Text,
+        "An archive or folder of the model store, or a URL.",
+    )),
+    query(
+        "model_name",
+        Kind::Text,
+        "Its name, unless it is the archive's own.",
+    ),
+    query(
+        "handler",
+        Kind::Text,
+        "Its handler, unless it is the archive's own.",
+    ),
+    query(
+        "runtime",
+        Kind::Choice(&["PYTHON", "PYTHON3", "LSP"]),
+        "Its runtime, unless it is the archive's own.",
+    ),
+    query(
+        "batch_size",
+        Kind::Whole,
+        "Requests in a batch at most; 1 unless given.",
+    ),
+    query(
+        "max_batch_delay",
+        Kind::Whole,
+        "Milliseconds that a batch may wait for company; 100 unless given.",
+    ),
+    query(
+        "response_timeout",
+        Kind::Whole,
+        "Seconds that a batch may run; 120 unless given.",
+    ),
+    query(
+        "startup_timeout",
+        Kind::Whole,
+        "Seconds that loading may take; 120 unless given.",
+    ),
+    query(
+        "initial_workers",
+        Kind::Whole,
+        "Workers to start; none unless given.",
+    ),
+    query(
+        "autoscale",
+        Kind::Flag,
+        "Let the load move the number of workers.",
+    ),
+    query(
+        "worker_isolation",
+        Kind::Choice(&["process", "thread"]),
+        "Whether workers share a process.",
+    ),
+    query(
+        "synchronous",
+        Kind::Flag,
+        "Answer when the workers are ready; true unless given.",
+    ),
+    query(
+        "sha256",
+        Kind::Text,
+        "What the archive's SHA-256 has to be, in hexadecimal digits.",
+    ),
+    query(
+        "s3_sse_kms",
+        Kind::Flag,
+        "The archive is encrypted by S3; false unless given.",
+    ),
+];
+
+/// Of `PUT /models/{model_name}/{model_version}`.
+pub(crate) const SCALING: &[Parameter] = &[
     query(
         "min_worker",
         Kind::Whole,
@@ -252,7 +337,47 @@ const SCALING: &[Parameter] = &[
         Kind::Whole,
         "Seconds that what waits may still be answered in; below zero without a limit.",
     ),
+    query(
+        "batch_size",
+        Kind::Whole,
+        "Requests in a batch at most, from the next batch on.",
+    ),
+    query(
+        "max_batch_delay",
+        Kind::Whole,
+        "Milliseconds that a batch may wait for company, from the next batch on.",
+    ),
+    query(
+        "response_timeout",
+        Kind::Whole,
+        "Seconds that a batch may run, from the next batch on.",
+    ),
+    query(
+        "job_queue_size",
+        Kind::Whole,
+        "Requests that may wait, from now on.",
+    ),
+    query(
+        "number_gpu",
+        Kind::Whole,
+        "Without effect, as in TorchServe.",
+    ),
 ];
+
+/// The same for `PUT /models/{model_name}`, where nothing else names the version.
+pub(crate) const SCALING_BY_NAME: &[Parameter] = &{
+    let mut all = [query(
+        "model_version",
+        Kind::Text,
+        "The version; the default one unless given.",
+    ); SCALING.len() + 1];
+    let mut at = 0;
+    while at < SCALING.len() {
+        all[at] = SCALING[at];
+        at += 1;
+    }
+    all
+};
 
 const SCALED: &[Answer] = &[
     answer(200, STATUS, "Scaled."),
@@ -266,11 +391,29 @@ const DESCRIBED: &[Answer] = &[answer(
     "The version or versions that were asked for.",
 )];
 
-const CUSTOMIZED: &[Parameter] = &[query(
+/// Of `GET /models/{model_name}`.
+pub(crate) const CUSTOMIZED: &[Parameter] = &[query(
     "customized",
     Kind::Flag,
     "Ask the model's handler for what it says of itself.",
 )];
+
+/// Of `DELETE /models/{model_name}`.
+pub(crate) const UNREGISTRATION: &[Parameter] = &[
+    query(
+        "synchronous",
+        Kind::Flag,
+        "Without effect, as in TorchServe.",
+    ),
+    query("timeout", Kind::Whole, "Without effect, as in TorchServe."),
+];
+
+/// Of `GET /token`.
+pub(crate) const TOKEN: &[Parameter] = &[required(query(
+    "type",
+    Kind::Choice(&["inference", "management"]),
+    "Which one.",
+))];
 
 const UNREGISTERED: &[Answer] = &[answer(200, STATUS, "Removed.")];
 
@@ -495,14 +638,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         path: "/models",
         id: "listModels",
         summary: "List models",
-        parameters: &[
-            query("limit", Kind::Whole, "Models at most; 100 unless given."),
-            query(
-                "next_page_token",
-                Kind::Whole,
-                "Where the page before ended.",
-            ),
-        ],
+        parameters: LISTING,
         answers: &[answer(200, Content::Json("ModelList"), "One page of them.")],
         torchserve: documented("listModels", &[200, 500]),
         ..MANAGEMENT_CALL
@@ -513,73 +649,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         id: "registerModel",
         summary: "Register a model",
         doc: "Needs `enable_model_api`.",
-        parameters: &[
-            required(query(
-                "url",
-                Kind::Text,
-                "An archive or folder of the model store, or a URL.",
-            )),
-            query(
-                "model_name",
-                Kind::Text,
-                "Its name, unless it is the archive's own.",
-            ),
-            query(
-                "handler",
-                Kind::Text,
-                "Its handler, unless it is the archive's own.",
-            ),
-            query(
-                "runtime",
-                Kind::Choice(&["PYTHON", "PYTHON3", "LSP"]),
-                "Its runtime, unless it is the archive's own.",
-            ),
-            query(
-                "batch_size",
-                Kind::Whole,
-                "Requests in a batch at most; 1 unless given.",
-            ),
-            query(
-                "max_batch_delay",
-                Kind::Whole,
-                "Milliseconds that a batch may wait for company; 100 unless given.",
-            ),
-            query(
-                "response_timeout",
-                Kind::Whole,
-                "Seconds that a batch may run; 120 unless given.",
-            ),
-            query(
-                "startup_timeout",
-                Kind::Whole,
-                "Seconds that loading may take; 120 unless given.",
-            ),
-            query(
-                "initial_workers",
-                Kind::Whole,
-                "Workers to start; none unless given.",
-            ),
-            query(
-                "autoscale",
-                Kind::Flag,
-                "Let the load move the number of workers.",
-            ),
-            query(
-                "worker_isolation",
-                Kind::Choice(&["process", "thread"]),
-                "Whether workers share a process.",
-            ),
-            query(
-                "synchronous",
-                Kind::Flag,
-                "Answer when the workers are ready; true unless given.",
-            ),
-            query(
-                "s3_sse_kms",
-                Kind::Flag,
-                "The archive is encrypted by S3; false unless given.",
-            ),
-        ],
+        parameters: REGISTRATION,
         body: Body::Parameters,
         answers: &[
             answer(200, STATUS, "Registered."),
@@ -595,7 +665,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         summary: "Describe the default version of a model",
         parameters: CUSTOMIZED,
         answers: DESCRIBED,
-        failures: &[404, 500],
+        failures: &[404, 500, 503, 504, 507],
         torchserve: documented("describeModel", &[200, 404, 500]),
         ..MANAGEMENT_CALL
     },
@@ -604,18 +674,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         path: "/models/{model_name}",
         id: "setAutoScale",
         summary: "Change the number of workers of a model",
-        parameters: &[
-            SCALING[0],
-            SCALING[1],
-            SCALING[2],
-            SCALING[3],
-            SCALING[4],
-            query(
-                "model_version",
-                Kind::Text,
-                "The version; the default one unless given.",
-            ),
-        ],
+        parameters: SCALING_BY_NAME,
         answers: SCALED,
         failures: &[400, 404, 408, 500, 507],
         torchserve: documented("setAutoScale", &[200, 202, 210, 400, 404, 500]),
@@ -627,6 +686,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         id: "unregisterModel",
         summary: "Remove the default version of a model",
         doc: "Needs `enable_model_api`.",
+        parameters: UNREGISTRATION,
         answers: UNREGISTERED,
         failures: &[404, 405, 408, 500],
         torchserve: documented("unregisterModel", &[200, 202, 404, 408, 500]),
@@ -647,7 +707,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         summary: "Describe a version of a model, or `all` of them",
         parameters: CUSTOMIZED,
         answers: DESCRIBED,
-        failures: &[404, 500],
+        failures: &[404, 500, 503, 504, 507],
         torchserve: documented("version_describeModel", &[200, 404, 500]),
         ..MANAGEMENT_CALL
     },
@@ -668,6 +728,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         id: "version_unregisterModel",
         summary: "Remove a version of a model",
         doc: "Needs `enable_model_api`.",
+        parameters: UNREGISTRATION,
         answers: UNREGISTERED,
         failures: &[404, 405, 408, 500],
         torchserve: documented("version_unregisterModel", &[200, 202, 404, 408, 500]),
@@ -729,11 +790,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         id: "renewToken",
         summary: "Replace a token",
         doc: "The new one is in the key file. Needs the API token.",
-        parameters: &[required(query(
-            "type",
-            Kind::Choice(&["inference", "management"]),
-            "Which one.",
-        ))],
+        parameters: TOKEN,
         answers: &[answer(200, Content::Text("text/plain"), "Replaced.")],
         failures: &[400, 404, 500],
         ..MANAGEMENT_CALL
@@ -829,12 +886,9 @@ mod tests {
 
     #[test]
     fn every_path_that_the_router_takes_is_described() {
-        let words = [
-            "",
-            "ping",
+        let anywhere = [
             "predictions",
             "explanations",
-            "invocations",
             "models",
             "m",
             "1.0",
@@ -848,6 +902,11 @@ mod tests {
             "predict",
             "set-default",
             "batching",
+        ];
+        // Of paths with four segments there are too many to put these everywhere too.
+        let in_short_ones = [
+            "ping",
+            "invocations",
             "all",
             "token",
             "metrics",
@@ -857,12 +916,15 @@ mod tests {
         ];
         let mut paths: Vec<String> = vec![String::new()];
         let mut all = vec!["/".to_owned()];
-        for _ in 0..4 {
-            paths = paths
-                .iter()
-                .flat_map(|path| words.iter().map(move |word| format!("{path}/{word}")))
-                .filter(|path| !path.ends_with('/'))
-                .collect();
+        for segments in 1..=4 {
+            let more: &[&str] = if segments < 4 { &in_short_ones } else { &[] };
+            let longer = |path: &String| {
+                let words = anywhere.iter().chain(more);
+                words
+                    .map(|word| format!("{path}/{word}"))
+                    .collect::<Vec<_>>()
+            };
+            paths = paths.iter().flat_map(longer).collect();
             all.extend(paths.iter().cloned());
         }
         let mut seen = HashSet::new();

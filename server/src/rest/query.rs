@@ -8,6 +8,7 @@ use actix_web::HttpResponse;
 use actix_web::http::header::{HeaderName, HeaderValue};
 
 use super::RestError;
+use super::operations::Parameter;
 use crate::settings::raw::nearest;
 
 /// Bytes that a JSON body of parameters may have, and how deep it may nest: it is one object of
@@ -28,10 +29,20 @@ const WARNING: HeaderName = HeaderName::from_static("x-warning");
 const COMPARED_BYTES: usize = 40;
 
 /// Parameters by name; of several with one name the first counts.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Parameters {
     given: Vec<(String, String)>,
+    origin: Origin,
     warnings: RefCell<Warnings>,
+}
+
+/// Where parameters stood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// In the query, percent-encoded.
+    Query,
+    /// In a body, as they are.
+    Body,
 }
 
 /// What a call is told besides its answer.
@@ -87,9 +98,8 @@ pub(crate) fn shown(text: &str) -> String {
 impl Parameters {
     /// Reads a query string.
     pub(crate) fn of_query(query: &str) -> Self {
-        form_urlencoded::parse(query.as_bytes())
-            .into_owned()
-            .collect()
+        let given = form_urlencoded::parse(query.as_bytes()).into_owned();
+        Self::new(given.collect(), Origin::Query)
     }
 
     /// Reads a JSON object, or what people write for one: single quotes, bare keys. Numbers and
@@ -120,7 +130,20 @@ impl Parameters {
         let named = members
             .into_iter()
             .filter_map(|(name, value)| Some((name, text(value)?)));
-        Ok(named.collect())
+        Ok(Self::new(named.collect(), Origin::Body))
+    }
+
+    fn new(given: Vec<(String, String)>, origin: Origin) -> Self {
+        Self {
+            given,
+            origin,
+            warnings: RefCell::default(),
+        }
+    }
+
+    /// Where they stood.
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// The text of a parameter.
@@ -168,11 +191,10 @@ impl Parameters {
     }
 
     /// Parameters that nothing reads.
-    pub(crate) fn unknown(&self, known: &[&str]) -> impl Iterator<Item = (&str, &str)> {
-        self.given
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .filter(|(name, _)| !known.contains(name))
+    pub(crate) fn unknown(&self, known: &[Parameter]) -> impl Iterator<Item = &str> {
+        let is_known = |name: &str| known.iter().any(|parameter| parameter.name == name);
+        let names = self.given.iter().map(|(name, _)| name.as_str());
+        names.filter(move |name| !is_known(name))
     }
 
     /// Notes what the caller is to know.
@@ -181,19 +203,23 @@ impl Parameters {
     }
 
     /// Notes the parameters that nothing reads.
-    pub(crate) fn warn_unknown(&self, known: &[&str]) {
-        for (name, _) in self.unknown(known) {
+    pub(crate) fn warn_unknown(&self, known: &[Parameter]) {
+        let what = match self.origin {
+            Origin::Query => "query parameter",
+            Origin::Body => "member of the body",
+        };
+        for name in self.unknown(known) {
             let near = if name.len() > COMPARED_BYTES {
                 None
             } else {
-                nearest(name, known.iter().copied())
+                nearest(name, known.iter().map(|parameter| parameter.name))
             };
             let name = shown(name);
             self.warn(match near {
                 Some(near) => {
-                    format!("unknown query parameter `{name}` is ignored. Did you mean `{near}`?")
+                    format!("unknown {what} `{name}` is ignored. Did you mean `{near}`?")
                 }
-                None => format!("unknown query parameter `{name}` is ignored"),
+                None => format!("unknown {what} `{name}` is ignored"),
             });
         }
     }
@@ -206,15 +232,6 @@ impl Parameters {
     /// The parameters as pairs.
     pub(crate) fn into_pairs(self) -> Vec<(String, String)> {
         self.given
-    }
-}
-
-impl FromIterator<(String, String)> for Parameters {
-    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Self {
-        Self {
-            given: pairs.into_iter().collect(),
-            warnings: RefCell::default(),
-        }
     }
 }
 
@@ -237,6 +254,9 @@ fn depth(text: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::rest::operations::SCALING;
+
     #[test]
     fn json_that_nests_without_end_is_refused_before_it_is_parsed() {
         for unit in ["[", "{a:", "[1,[", "{'a':["] {
@@ -246,8 +266,6 @@ mod tests {
             }
         }
     }
-
-    use super::*;
 
     #[test]
     fn what_is_no_number_counts_as_absent() {
@@ -270,7 +288,7 @@ mod tests {
     fn what_was_not_taken_as_written_is_told_in_a_header() {
         let told = |query: &str| {
             let query = Parameters::of_query(query);
-            query.warn_unknown(&["min_worker", "synchronous"]);
+            query.warn_unknown(SCALING);
             let (_number, _flag) = (query.number("min_worker"), query.flag("synchronous", true));
             let mut response = HttpResponse::Ok().finish();
             query.warnings().tell(&mut response);

@@ -167,6 +167,10 @@ pub(crate) fn answer(answer: Answer, wanted: Wanted) -> Result<HttpResponse, Res
     };
     if as_events {
         let headers = response.headers_mut();
+        // They speak of the parts' bytes, not of the events'.
+        for name in &coding::OF_THE_BYTES {
+            headers.remove(name);
+        }
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(events::MEDIA_TYPE));
         headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
         let first = stream::once(ready(Ok(body)));
@@ -371,6 +375,33 @@ mod tests {
             ]
         );
         assert_eq!(response.head().reason(), "");
+    }
+
+    #[test]
+    fn events_are_not_in_the_coding_of_their_parts() {
+        let headers = ["content-encoding", "etag", "x-own"].map(|n| (n.to_owned(), "v".to_owned()));
+        let whole = |wanted| {
+            let reply = Reply {
+                status: 200,
+                reason: String::new(),
+                headers: headers.to_vec(),
+                body: Bytes::from_static(b"\x1f\x8b"),
+            };
+            let timing = Timing::default();
+            let more = None;
+            let given = Answer {
+                reply,
+                timing,
+                more,
+            };
+            answer(given, wanted).unwrap()
+        };
+        let has = |response: &HttpResponse| {
+            let headers = response.headers();
+            ["content-encoding", "etag", "x-own"].map(|name| headers.contains_key(name))
+        };
+        assert_eq!(has(&whole(Wanted::Always)), [false, false, true]);
+        assert_eq!(has(&whole(Wanted::ForParts)), [true, true, true]);
     }
 
     #[test]

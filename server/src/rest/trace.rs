@@ -15,7 +15,7 @@ use percent_encoding::percent_decode_str;
 use ts_types::RequestId;
 
 use super::Edge;
-use super::torchserve::management::REGISTRATION;
+use super::operations::REGISTRATION;
 use crate::redact;
 use crate::telemetry::ResponseCounts;
 
@@ -81,7 +81,7 @@ fn told(uri: &Uri) -> Cow<'_, str> {
     for (name, value) in pairs() {
         if name == "url" {
             shown.append_pair(&name, &redact::url(&value));
-        } else if REGISTRATION.contains(&name.as_ref()) {
+        } else if REGISTRATION.iter().any(|known| known.name == name) {
             shown.append_pair(&name, &value);
         } else {
             shown.append_pair(&name, redact::HIDDEN);
@@ -220,7 +220,9 @@ impl Passage<'_> {
                 headers.insert(name.clone(), value.clone());
             }
         }
-        if status.as_u16() >= 400 || self.traffic.is_stopping() {
+        // One that asks for another protocol is answered in this one; its connection is not kept.
+        let asks_for_another = request.head().upgrade();
+        if status.as_u16() >= 400 || self.traffic.is_stopping() || asks_for_another {
             response
                 .head_mut()
                 .set_connection_type(ConnectionType::Close);
@@ -251,7 +253,9 @@ impl Passage<'_> {
             return;
         }
         let milliseconds = self.started.elapsed().as_millis();
-        let (method, uri, version) = (request.method(), told(request.uri()), request.version());
+        let (method, version) = (request.method(), request.version());
+        // The only character that a target may have and that would end its field.
+        let uri = told(request.uri()).replace('"', "%22");
         let status = status.as_u16();
         match request.peer_addr() {
             Some(peer) => tracing::info!(

@@ -72,7 +72,8 @@ impl Address {
     }
 
     fn parse_path(text: &str, path: &str) -> Result<Self, String> {
-        if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
+        let is_named = Path::new(path).file_name().is_some();
+        if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') || !is_named {
             return Err(format!(
                 "Invalid binding address: {text}. A unix socket is written as `unix:/folder/name`"
             ));
@@ -189,7 +190,15 @@ mod tests {
             error.contains("108 bytes") && error.contains("107"),
             "{error}"
         );
-        for bad in ["unix:", "unix:s", "unix:/", "unix:/tmp/", "unix:/a\0b"] {
+        for bad in [
+            "unix:",
+            "unix:s",
+            "unix:/",
+            "unix:/.",
+            "unix:/tmp/..",
+            "unix:/tmp/",
+            "unix:/a\0b",
+        ] {
             let error = Address::parse(bad, 80).unwrap_err();
             assert!(error.starts_with("Invalid binding address: "), "{error}");
         }

@@ -21,13 +21,14 @@ const LIMITS: UnpackLimits = UnpackLimits {
 static SCRATCH: LazyLock<TempDir> =
     LazyLock::new(|| tempfile::tempdir().expect("there is a place for temporary files"));
 
-pub(super) fn zip(data: &[u8]) {
+/// A `.mar`, as it is.
+pub fn zip(data: &[u8]) {
     check("m.mar", data);
 }
 
 /// The data is what gzip gives back, since its checksum would refuse nearly every mutation; data
 /// that begins like gzip is taken as it is.
-pub(super) fn tar(data: &[u8]) {
+pub fn tar(data: &[u8]) {
     if data.starts_with(b"\x1f\x8b") {
         return check("m.tar.gz", data);
     }

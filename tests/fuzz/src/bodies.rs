@@ -16,11 +16,13 @@ static CLOCK: LazyLock<Runtime> = LazyLock::new(|| {
     clock.expect("a runtime without threads needs next to nothing")
 });
 
-pub(super) fn multipart(data: &[u8]) {
+/// A form of `multipart/form-data`.
+pub fn multipart(data: &[u8]) {
     check("multipart/form-data", data);
 }
 
-pub(super) fn form(data: &[u8]) {
+/// A form of `application/x-www-form-urlencoded`.
+pub fn form(data: &[u8]) {
     check("application/x-www-form-urlencoded", data);
 }
 

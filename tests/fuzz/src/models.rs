@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 use ts_archive::{Manifest, ModelConfig};
 
 /// `MAR-INF/MANIFEST.json` survives being written, and the files that it names are in the archive.
-pub(super) fn manifest(data: &[u8]) {
+pub fn manifest(data: &[u8]) {
     let archive = Path::new("m.mar");
     let Ok(manifest) = Manifest::parse(data, archive) else {
         return;
@@ -20,7 +20,7 @@ pub(super) fn manifest(data: &[u8]) {
 }
 
 /// What is kept of `model-config.yaml` is within its bounds.
-pub(super) fn config(data: &[u8]) {
+pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };

@@ -4,14 +4,14 @@ use form_urlencoded::Serializer;
 use ts_server::fuzzing::{self, Parsed};
 
 /// What is read of a query string can be written as one.
-pub(super) fn query(data: &[u8]) {
+pub fn query(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         check(fuzzing::query(text));
     }
 }
 
 /// A JSON body says what a query string with the same names says.
-pub(super) fn registration(data: &[u8]) {
+pub fn registration(data: &[u8]) {
     if let Ok(parsed) = fuzzing::json(data) {
         check(parsed);
     }

@@ -10,7 +10,7 @@ static SCRATCH: LazyLock<TempDir> =
 
 /// What was read of a file can be written and read again; variables take the place of their names
 /// and of nothing else.
-pub(super) fn properties(data: &[u8]) {
+pub fn properties(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
@@ -35,6 +35,8 @@ fn escaped(text: &str) -> String {
         match character {
             '\n' => escaped.push_str("\\n"),
             '\r' => escaped.push_str("\\r"),
+            // Where a line begins it would be a mark of the byte order.
+            '\u{feff}' => escaped.push_str("\\ufeff"),
             plain if plain.is_ascii_alphanumeric() || !plain.is_ascii() => escaped.push(plain),
             special => escaped.extend(['\\', special]),
         }
@@ -43,7 +45,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// A whole file makes settings, or is refused in words.
-pub(super) fn settings(data: &[u8]) {
+pub fn settings(data: &[u8]) {
     let file = SCRATCH.path().join("config.properties");
     fs_err::write(&file, data).expect("the scratch folder takes files");
     let told = match fuzzing::settings(&file, SCRATCH.path()) {
@@ -57,7 +59,7 @@ pub(super) fn settings(data: &[u8]) {
 }
 
 /// The `models` property, the models of a snapshot, and the list of models to load at start.
-pub(super) fn models(data: &[u8]) {
+pub fn models(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
@@ -73,7 +75,7 @@ pub(super) fn models(data: &[u8]) {
 }
 
 /// An address that is understood is written in a form that is understood as well.
-pub(super) fn address(data: &[u8]) {
+pub fn address(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };

@@ -19,3 +19,13 @@ mod server;
 pub use client::{Answer, Opened, Request};
 pub use origin::{Asked, Origin, write_answer, write_head};
 pub use server::{Background, Ran, Running, Server};
+
+/// Runs a test of each of these at the same time: for those that mostly wait.
+pub fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            let test = &test;
+            scope.spawn(move || test(case));
+        }
+    });
+}

@@ -67,6 +67,12 @@ fn files_have_a_type_and_plain_fields_have_none() {
         split("multipart/form-data; boundary=b", &body).unwrap(),
         expected
     );
+    let extended = "name=f; FileName*=UTF-8''%e2%82%ac\r\nContent-Type: application/json";
+    let fields = split(
+        "multipart/form-data; boundary=b",
+        &form(&[(extended, "[]")]),
+    );
+    assert_eq!(fields.unwrap(), [part("f", "application/json", "[]")]);
 }
 
 #[test]

@@ -14,8 +14,8 @@ use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, Request
 use ts_types::{Isolation, Runtime, Urgency, Version};
 
 use crate::auth::TokenKind;
-use crate::rest::query::{Parameters, Warnings};
-use crate::rest::{Edge, RestError, body, respond};
+use crate::rest::query::{self, Origin, Parameters};
+use crate::rest::{Edge, RestError, body, operations, respond};
 
 /// Entries of a page, at most and unless asked otherwise.
 const PAGE: i64 = 100;
@@ -30,29 +30,29 @@ const UPDATING: &str = "Processing worker updates...";
 /// Answered when a pool has the workers it should have, but not all of them are up.
 const IN_PROGRESS: &str = "Workers scaling in progress...";
 
-fn query(request: &HttpRequest, known: &[&str]) -> Parameters {
-    let query = Parameters::of_query(request.query_string());
-    query.warn_unknown(known);
-    query
-}
-
-/// A response with what its caller should know besides.
-fn warned(mut response: HttpResponse, warnings: Warnings) -> HttpResponse {
-    warnings.tell(&mut response);
+/// Answers a call and tells its caller, also of one that failed, what else there is to know.
+pub(super) async fn told(
+    parameters: Parameters,
+    id: &RequestId,
+    answer: impl AsyncFnOnce(&Parameters) -> Result<HttpResponse, RestError>,
+) -> HttpResponse {
+    let answered = answer(&parameters).await;
+    let mut response = answered.unwrap_or_else(|error| respond::failure(&error, id));
+    parameters.warnings().tell(&mut response);
     response
 }
 
 /// The outcome of a change, and a warning if it does not outlive the server.
-fn outcome<T>(change: Change<T>, warnings: &mut Warnings) -> T {
+fn outcome<T>(change: Change<T>, parameters: &Parameters) -> T {
     if change.unsaved.is_some() {
         // Why is in the log: it names files of the server.
-        warnings.add("the change could not be saved and will not survive a restart".to_owned());
+        parameters.warn("the change could not be saved and will not survive a restart".to_owned());
     }
     change.outcome
 }
 
 /// GET `/models`.
-pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
+pub(super) fn list(edge: &Edge, query: &Parameters) -> HttpResponse {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Entry {
@@ -66,7 +66,7 @@ pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
         next_page_token: Option<String>,
         models: Vec<Entry>,
     }
-    let query = query(request, &["limit", "next_page_token"]);
+    query.warn_unknown(operations::LISTING);
     let in_range = |limit: &i64| {
         let fits = (0..=PAGE).contains(limit);
         if !fits {
@@ -86,31 +86,39 @@ pub(super) fn list(edge: &Edge, request: &HttpRequest) -> HttpResponse {
         next_page_token: page.next.map(|next| next.to_string()),
         models: page.models.into_iter().map(entry).collect(),
     };
-    warned(respond::json(StatusCode::OK, &page), query.warnings())
+    respond::json(StatusCode::OK, &page)
 }
 
-/// POST `/models`.
-pub(super) async fn register(
+/// The parameters of POST `/models`: of a JSON body if there is one, else of the query.
+///
+/// # Errors
+/// A body that does not arrive or is none.
+pub(super) async fn parameters(
     edge: &Edge,
     request: &HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, RestError> {
+) -> Result<Parameters, RestError> {
     let content_type = body::content_type(request)
         .split(';')
         .next()
         .unwrap_or_default()
         .trim();
-    let parameters = if content_type.eq_ignore_ascii_case("application/json") {
-        Parameters::of_json(&body::collect(request, payload, edge.limits).await?)?
+    if content_type.eq_ignore_ascii_case("application/json") {
+        Parameters::of_json(&body::collect(request, payload, edge.limits).await?)
     } else {
-        Parameters::of_query(request.query_string())
-    };
-    let registration = registration(&parameters)?;
-    let mut warnings = parameters.warnings();
-    let change = edge.management.register(registration).await?;
-    let done = outcome(change, &mut warnings);
+        Ok(Parameters::of_query(request.query_string()))
+    }
+}
+
+/// POST `/models`.
+pub(super) async fn register(
+    edge: &Edge,
+    parameters: &Parameters,
+) -> Result<HttpResponse, RestError> {
+    let registration = registration(parameters)?;
+    let done = outcome(edge.management.register(registration).await?, parameters);
     let (model, version, workers) = (&done.model, &done.version, done.workers);
-    let response = match (workers, done.ready) {
+    Ok(match (workers, done.ready) {
         (0, _) => respond::status_line(
             StatusCode::OK,
             &format!(
@@ -125,30 +133,11 @@ pub(super) async fn register(
             ),
         ),
         (_, false) => respond::status_line(StatusCode::ACCEPTED, UPDATING),
-    };
-    Ok(warned(response, warnings))
+    })
 }
 
-/// The parameters of a registration.
-pub(crate) const REGISTRATION: &[&str] = &[
-    "autoscale",
-    "batch_size",
-    "handler",
-    "initial_workers",
-    "max_batch_delay",
-    "model_name",
-    "response_timeout",
-    "runtime",
-    "s3_sse_kms",
-    "sha256",
-    "startup_timeout",
-    "synchronous",
-    "url",
-    "worker_isolation",
-];
-
 pub(crate) fn registration(parameters: &Parameters) -> Result<Registration, RestError> {
-    parameters.warn_unknown(REGISTRATION);
+    parameters.warn_unknown(operations::REGISTRATION);
     let url = parameters
         .get("url")
         .ok_or(RestError::MissingParameter { name: "url" })?;
@@ -205,11 +194,11 @@ pub(crate) fn registration(parameters: &Parameters) -> Result<Registration, Rest
 /// The parameters that nobody knows, if the URL has parameters of its own: it was then perhaps not
 /// percent-encoded, and these are the rest of it.
 fn stray(parameters: &Parameters, url: &str) -> Vec<String> {
-    if !(url.contains("://") && url.contains('?')) {
+    if parameters.origin() == Origin::Body || !(url.contains("://") && url.contains('?')) {
         return Vec::new();
     }
-    let unknown = parameters.unknown(REGISTRATION).map(|(name, _)| name);
-    unknown.map(crate::rest::query::shown).collect()
+    let unknown = parameters.unknown(operations::REGISTRATION);
+    unknown.map(query::shown).collect()
 }
 
 /// The parameter `autoscale`. It is ours, so nobody relies on odd values of it.
@@ -226,39 +215,23 @@ fn switch(parameters: &Parameters) -> Result<Option<bool>, RestError> {
 /// PUT `/models/{m}[/{v}]`.
 pub(super) async fn scale(
     edge: &Edge,
-    request: &HttpRequest,
+    query: &Parameters,
     model: &str,
     version: Option<&str>,
 ) -> Result<HttpResponse, RestError> {
-    let query = query(
-        request,
-        &[
-            "autoscale",
-            "batch_size",
-            "job_queue_size",
-            "max_batch_delay",
-            "max_worker",
-            "min_worker",
-            "model_version",
-            "number_gpu",
-            "response_timeout",
-            "synchronous",
-            "timeout",
-        ],
-    );
+    query.warn_unknown(operations::SCALING_BY_NAME);
     let model = ModelName::new(model)?;
     let version = version
         .or_else(|| query.get("model_version"))
         .map(Version::new)
         .transpose()?;
-    let scaling = scaling(&query)?;
-    let mut warnings = query.warnings();
+    let scaling = scaling(query)?;
     let change = edge.management.scale(&model, version.as_ref(), scaling);
-    let scaled = outcome(change.await?, &mut warnings);
+    let scaled = outcome(change.await?, query);
     let of = version
         .map(|version| format!(", version: {version}"))
         .unwrap_or_default();
-    let response = match scaled {
+    Ok(match scaled {
         Scaled::Updating => respond::status_line(StatusCode::ACCEPTED, UPDATING),
         Scaled::InProgress => respond::status_line(StatusCode::PARTIAL_CONTENT, IN_PROGRESS),
         Scaled::Limited => {
@@ -269,8 +242,7 @@ pub(super) async fn scale(
             let text = format!("Workers scaled to {min_workers} for model: {model}{of}");
             respond::status_line(StatusCode::OK, &text)
         }
-    };
-    Ok(warned(response, warnings))
+    })
 }
 
 pub(crate) fn scaling(query: &Parameters) -> Result<Scaling, RestError> {
@@ -332,40 +304,33 @@ fn live_limits(query: &Parameters) -> Result<LiveLimits, RestError> {
 /// PUT `/models/{m}/{v}/set-default`.
 pub(super) async fn set_default(
     edge: &Edge,
-    request: &HttpRequest,
+    query: &Parameters,
     model: &str,
     version: &str,
 ) -> Result<HttpResponse, RestError> {
-    let mut warnings = query(request, &[]).warnings();
+    query.warn_unknown(&[]);
     let (model, version) = (ModelName::new(model)?, Version::new(version)?);
     let change = edge.management.set_default(&model, &version).await?;
-    outcome(change, &mut warnings);
+    outcome(change, query);
     let text =
         format!("Default version successfully updated for model \"{model}\" to \"{version}\"");
-    Ok(warned(
-        respond::status_line(StatusCode::OK, &text),
-        warnings,
-    ))
+    Ok(respond::status_line(StatusCode::OK, &text))
 }
 
 /// DELETE `/models/{m}[/{v}]`.
 pub(super) async fn unregister(
     edge: &Edge,
-    request: &HttpRequest,
+    query: &Parameters,
     model: &str,
     version: Option<&str>,
 ) -> Result<HttpResponse, RestError> {
-    // These two are documented, and do nothing in TorchServe either.
-    let mut warnings = query(request, &["synchronous", "timeout"]).warnings();
+    query.warn_unknown(operations::UNREGISTRATION);
     let model = ModelName::new(model)?;
     let version = version.map(Version::new).transpose()?;
     let change = edge.management.unregister(&model, version.as_ref()).await?;
-    outcome(change, &mut warnings);
+    outcome(change, query);
     let text = format!("Model \"{model}\" unregistered");
-    Ok(warned(
-        respond::status_line(StatusCode::OK, &text),
-        warnings,
-    ))
+    Ok(respond::status_line(StatusCode::OK, &text))
 }
 
 /// GET `/v1/models/{m}`.
@@ -382,11 +347,12 @@ pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError>
 }
 
 /// GET `/token`.
-pub(super) fn renew_token(edge: &Edge, request: &HttpRequest) -> Result<HttpResponse, RestError> {
+pub(super) fn renew_token(edge: &Edge, query: &Parameters) -> Result<HttpResponse, RestError> {
+    query.warn_unknown(operations::TOKEN);
     if !edge.guard.has_tokens() {
         return Err(RestError::NoSuchRoute);
     }
-    let kind = match query(request, &["type"]).get("type") {
+    let kind = match query.get("type") {
         Some("inference") => TokenKind::Inference,
         Some("management") => TokenKind::Management,
         _ => return Err(RestError::RenewalUnauthorized),
@@ -398,12 +364,12 @@ pub(super) fn renew_token(edge: &Edge, request: &HttpRequest) -> Result<HttpResp
 /// GET `/models/{m}[/{v}]`.
 pub(super) async fn describe(
     edge: &Edge,
-    request: &HttpRequest,
+    query: &Parameters,
     id: &RequestId,
     model: &str,
     version: Option<&str>,
 ) -> Result<HttpResponse, RestError> {
-    let query = query(request, &["customized"]);
+    query.warn_unknown(operations::CUSTOMIZED);
     let model = ModelName::new(model)?;
     let which = match version {
         None => Which::Default,
@@ -413,10 +379,7 @@ pub(super) async fn describe(
     let described = edge.management.describe(&model, &which)?;
     let mut described: Vec<Described> = described.iter().map(Described::of).collect();
     if !query.flag("customized", false) || which == Which::All {
-        return Ok(warned(
-            respond::json(StatusCode::OK, &described),
-            query.warnings(),
-        ));
+        return Ok(respond::json(StatusCode::OK, &described));
     }
     let version = match which {
         Which::One(version) => Some(version),
@@ -436,7 +399,7 @@ pub(super) async fn describe(
     response
         .headers_mut()
         .insert(actix_web::http::header::CONTENT_TYPE, json);
-    Ok(warned(response.set_body(body), query.warnings()))
+    Ok(response.set_body(body))
 }
 
 /// What the model's handler says about it.

@@ -11,6 +11,8 @@ use actix_web::http::header::ALLOW;
 use actix_web::{HttpRequest, HttpResponse, web};
 use ts_types::RequestId;
 
+use self::management::told;
+use super::query::Parameters;
 use super::routes::Route;
 use super::{Edge, RestError};
 
@@ -22,24 +24,42 @@ pub(super) async fn answer(
     id: &RequestId,
     route: Route<'_>,
 ) -> Result<HttpResponse, RestError> {
+    let query = || Parameters::of_query(request.query_string());
     match route {
         Route::Predict(route) => predict::predict(edge, request, payload, id, route).await,
         Route::Ping => Ok(ping::ping(edge)),
-        Route::List => Ok(management::list(edge, request)),
-        Route::Register => management::register(edge, request, payload).await,
-        Route::Describe { model, version } => {
-            management::describe(edge, request, id, model, version).await
+        Route::Register => {
+            let parameters = management::parameters(edge, request, payload).await?;
+            let done = async |of: &_| management::register(edge, of).await;
+            Ok(told(parameters, id, done).await)
         }
-        Route::Batching { model, version } => batching::batching(edge, model, version),
-        Route::Scale { model, version } => management::scale(edge, request, model, version).await,
+        Route::List => {
+            let done = async |query: &_| Ok(management::list(edge, query));
+            Ok(told(query(), id, done).await)
+        }
+        Route::Describe { model, version } => {
+            let done =
+                async |query: &_| management::describe(edge, query, id, model, version).await;
+            Ok(told(query(), id, done).await)
+        }
+        Route::Scale { model, version } => {
+            let done = async |query: &_| management::scale(edge, query, model, version).await;
+            Ok(told(query(), id, done).await)
+        }
         Route::SetDefault { model, version } => {
-            management::set_default(edge, request, model, version).await
+            let done = async |query: &_| management::set_default(edge, query, model, version).await;
+            Ok(told(query(), id, done).await)
         }
         Route::Unregister { model, version } => {
-            management::unregister(edge, request, model, version).await
+            let done = async |query: &_| management::unregister(edge, query, model, version).await;
+            Ok(told(query(), id, done).await)
         }
+        Route::RenewToken => {
+            let done = async |query: &_| management::renew_token(edge, query);
+            Ok(told(query(), id, done).await)
+        }
+        Route::Batching { model, version } => batching::batching(edge, model, version),
         Route::Ready { model } => management::ready(edge, model),
-        Route::RenewToken => management::renew_token(edge, request),
         Route::Metrics => Ok(metrics::metrics(edge, request)),
         Route::Description(what) => description::describe(edge, request, what),
         Route::Options => Ok(HttpResponse::Ok()

@@ -1,0 +1,9 @@
+//! See [`ts_fuzz::archives::tar`].
+
+#![no_main]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the macro has a file of its own to write"
+)]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ts_fuzz::archives::tar(data));
