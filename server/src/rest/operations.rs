@@ -255,7 +255,7 @@ pub(crate) const REGISTRATION: &[Parameter] = &[
     ),
     query(
         "runtime",
-        Kind::Choice(&["PYTHON", "PYTHON3", "LSP"]),
+        Kind::Choice(&["python", "python3"]),
         "Its runtime, unless it is the archive's own.",
     ),
     query(
