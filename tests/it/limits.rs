@@ -177,6 +177,12 @@ fn limits_that_cannot_change_are_refused_with_the_reason() {
             "batch_size=3",
             "preferred_batch_size",
         ),
+        // CF-08.
+        (
+            "batchGather: strict\nbatchSize: 4\nmaxBatchDelay: 10\nclientTimeoutInMills: 200",
+            "max_batch_delay=200",
+            "clientTimeoutInMills",
+        ),
     ];
     for (yaml, query, reason) in cases {
         let server = server().echo_model("m", yaml).start();

@@ -520,7 +520,7 @@ fn an_archive_deeper_in_the_store_is_found_again() {
 #[test]
 fn protection_that_is_off_by_a_snapshot_is_told() {
     let open = server().snapshots();
-    let running = open.clone().start();
+    let running = open.start();
     running.manage("GET", "/models").send().expect(200);
     let running = running.stop_in_order();
     let warning = "and not this command line, switches `disable_token_authorization` and \
