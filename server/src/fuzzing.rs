@@ -72,7 +72,11 @@ fn used(parameters: Parameters) -> Parsed {
     let scaling = management::scaling(&parameters);
     let uses = vec![
         registration
-            .map(|it| format!("{it:?}"))
+            .map(|mut it| {
+                // Of a query alone: nothing of a URL in a body gets lost.
+                it.stray_parameters.clear();
+                format!("{it:?}")
+            })
             .map_err(|e| e.to_string()),
         scaling
             .map(|it| format!("{it:?}"))

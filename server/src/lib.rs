@@ -15,6 +15,11 @@
 //! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
 //! [`telemetry`] logs and measures, without the secrets of URLs ([`redact`]); [`work_dir`] holds what is unpacked.
 
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "this is for those who work on the server"
+)]
+
 mod app;
 mod auth;
 mod cli;

@@ -121,7 +121,11 @@ fn ipv6(literal: &str) -> Option<String> {
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(out, "http://[{host}]:{port}"),
+            Self::Tcp { host, port } if host.contains(':') => {
+                // A zone that begins as the other form of the sign does is shown in that form.
+                let host = host.replacen("%25", "%2525", 1);
+                write!(out, "http://[{host}]:{port}")
+            }
             Self::Tcp { host, port } => write!(out, "http://{host}:{port}"),
             Self::Unix(path) => write!(out, "unix:{}", path.display()),
         }
@@ -155,6 +159,7 @@ mod tests {
             ("http://[::1]:8080", "::1", 8080, "http://[::1]:8080"),
             ("http://[::]", "::", 80, "http://[::]:80"),
             ("http://[0:0::1]:1", "::1", 1, "http://[::1]:1"),
+            ("http://[::%2525t]:1", "::%25t", 1, "http://[::%2525t]:1"),
             (
                 "http://[fe80::1%eth0]:1",
                 "fe80::1%eth0",
