@@ -275,11 +275,14 @@ impl PidFile {
 
     /// Makes the file, with its content, in one step: of two servers that start at once one has it.
     fn write(&self, pid: u32) -> anyhow::Result<()> {
-        let told = "the pid file cannot be written; `TMPDIR` names the folder that it lies in";
+        let told = format!(
+            "the pid file cannot be written; `TMPDIR` names the folder that it lies in: `{}`",
+            self.0.display()
+        );
         // A leftover that two find is taken away once, and not what the first put in its place.
         let _alone = self.lock_folder();
         for _ in 0..ATTEMPTS {
-            if self.create(pid).context(told)? {
+            if self.create(pid).with_context(|| told.clone())? {
                 return Ok(());
             }
             anyhow::ensure!(
