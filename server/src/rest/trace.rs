@@ -68,8 +68,9 @@ pub(crate) fn trace_parent(request: &HttpRequest) -> Option<&HeaderValue> {
 /// it.
 fn told(uri: &Uri) -> Cow<'_, str> {
     let whole = || uri.path_and_query().map_or("*", |target| target.as_str());
-    let path = percent_decode_str(uri.path()).decode_utf8_lossy();
-    let Some(query) = uri.query().filter(|_| path.starts_with("/models")) else {
+    let path = || percent_decode_str(uri.path()).decode_utf8_lossy();
+    // Most requests have no query, and need no look at their path.
+    let Some(query) = uri.query().filter(|_| path().starts_with("/models")) else {
         return whole().into();
     };
     let pairs = || form_urlencoded::parse(query.as_bytes());
@@ -254,8 +255,11 @@ impl Passage<'_> {
         }
         let milliseconds = self.started.elapsed().as_millis();
         let (method, version) = (request.method(), request.version());
+        let mut uri = told(request.uri());
         // The only character that a target may have and that would end its field.
-        let uri = told(request.uri()).replace('"', "%22");
+        if uri.contains('"') {
+            uri = uri.replace('"', "%22").into();
+        }
         let status = status.as_u16();
         match request.peer_addr() {
             Some(peer) => tracing::info!(
