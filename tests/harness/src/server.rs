@@ -308,15 +308,7 @@ impl Background {
 
     #[track_caller]
     fn wait(&self, what: &str, holds: impl Fn() -> bool) {
-        let started = Instant::now();
-        while !holds() {
-            assert!(
-                started.elapsed() < LIMIT,
-                "never: {what}\n{}",
-                self.output()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        poll(what, holds, || self.output());
     }
 }
 
@@ -334,6 +326,16 @@ fn write_echo_folder(model_folder: &Path, name: &str, version: &str, yaml: &str)
     }
     let manifest = serde_json::json!({"runtime": "echo", "model": model});
     fs_err::write(folder.join("MANIFEST.json"), manifest.to_string()).unwrap();
+}
+
+/// Waits until a condition holds; `output` is shown if it never does.
+#[track_caller]
+fn poll(what: &str, holds: impl Fn() -> bool, output: impl Fn() -> String) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < LIMIT, "never: {what}\n{}", output());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Gathers what comes out of a pipe; `open` is one less when it has ended.
@@ -487,15 +489,7 @@ impl Running {
     /// Waits until a condition holds.
     #[track_caller]
     pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
-        let started = Instant::now();
-        while !holds() {
-            assert!(
-                started.elapsed() < LIMIT,
-                "never: {what}\n{}",
-                self.output()
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        poll(what, holds, || self.output());
     }
 
     /// Sends the server a signal.
