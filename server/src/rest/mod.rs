@@ -28,7 +28,7 @@ pub(crate) use trace::Traffic;
 
 use crate::auth::Guard;
 use crate::listen::Surfaces;
-use crate::telemetry::Exporter;
+use crate::telemetry::{Exporter, RequestContext};
 
 /// What endpoints work with; one for all threads.
 pub(crate) struct Edge {
@@ -65,12 +65,16 @@ pub(crate) async fn serve(
 ) -> HttpResponse {
     let passage = edge.traffic.enter();
     let id = trace::request_id(&request);
-    let response = match answer(&edge, &request, payload, &id).await {
-        Ok(response) => response,
-        Err(error) => respond::failure(&error, &id),
+    let context = RequestContext { id: id.clone() };
+    let work = async {
+        let response = match answer(&edge, &request, payload, &id).await {
+            Ok(response) => response,
+            Err(error) => respond::failure(&error, &id),
+        };
+        let response = coding::compressed(&request, response, edge.min_compressed_bytes).await;
+        passage.leave(&request, &id, &edge, response)
     };
-    let response = coding::compressed(&request, response, edge.min_compressed_bytes).await;
-    passage.leave(&request, &id, &edge, response)
+    context.scope(work).await
 }
 
 async fn answer(

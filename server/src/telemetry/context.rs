@@ -1,0 +1,43 @@
+//! Which request the running code works for: what its log lines and spans are marked with.
+
+use ts_types::RequestId;
+
+tokio::task_local! {
+    static CURRENT: RequestContext;
+}
+
+/// A request, as far as logs have to know it.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestContext {
+    /// As the client sees it in `x-request-id`.
+    pub(crate) id: RequestId,
+}
+
+impl RequestContext {
+    /// Runs a future on behalf of this request.
+    pub(crate) async fn scope<F: Future>(self, work: F) -> F::Output {
+        CURRENT.scope(self, work).await
+    }
+
+    /// Looks at the request that the caller runs on behalf of, if it does.
+    pub(crate) fn with<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
+        CURRENT.try_with(look).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn code_that_runs_for_a_request_knows_it_and_other_code_knows_none() {
+        let id = || RequestContext::with(|context| context.id.as_str().to_owned());
+        assert_eq!(id(), None);
+        let context = RequestContext {
+            id: RequestId::of_client("mine-1").unwrap(),
+        };
+        let seen = context.scope(async { id() }).await;
+        assert_eq!(seen.as_deref(), Some("mine-1"));
+        assert_eq!(id(), None);
+    }
+}
