@@ -9,8 +9,9 @@ use anyhow::Context as _;
 
 use crate::auth::{Guard, KEY_FILE, Tokens};
 use crate::cli::Options;
+use crate::doors::Doors;
 use crate::listen::{Listeners, Socket, connection_limit};
-use crate::rest::{self, Edge, Traffic, body};
+use crate::rest::{self, Connection, Edge, Traffic, body};
 use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
@@ -80,8 +81,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     }
     let mut signals = Signals::catch()?;
     let mut listeners = Listeners::bind(&settings.http)?;
-    // They go when this function ends, however it ends.
-    let _socket_files = std::mem::take(&mut listeners.files);
+    let doors = Doors::of(&mut listeners).context("the listeners cannot be doubled")?;
     let exporter = Exporter::install()?;
     let work_dir = WorkDir::create(&temp_dir).with_context(|| {
         let shown = temp_dir.display();
@@ -100,6 +100,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
             parts: settings.http.max_request_parts,
         },
         min_compressed_bytes: settings.http.min_compressed_bytes,
+        ping_requires_ready: settings.ping_requires_ready,
         traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
         exporter: exporter.clone(),
     });
@@ -123,15 +124,20 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     // workers may still be loading then.
     let defaults = settings.default_versions();
     let (models, store) = (settings.startup_models, settings.model_store);
+    let strict = settings.exit_on_model_failure;
     let starting = async {
         match restoring.models {
-            Some(saved) => management.restore(saved).await,
+            Some(saved) => management.restore(saved, strict).await,
             None => {
                 let management = Arc::clone(&management);
-                startup::load(management, models, store, defaults).await;
+                startup::load(management, models, store, defaults, strict).await;
             }
         }
-        if let Some(reason) = management.started().await {
+        let unsaved = management.started().await;
+        if strict {
+            startup::all_serve(&management.readiness())?;
+        }
+        if let Some(reason) = unsaved {
             tracing::warn!(
                 "no snapshot can be written, so changes of models will not survive a restart: \
                  {reason}. `LOG_LOCATION` names another folder, `--ncs` does without"
@@ -144,14 +150,18 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         std::future::pending::<anyhow::Result<()>>().await
     };
     tokio::select! {
-        failed = starting => failed,
+        failed = starting => {
+            let _given_up = edge.management.shut_down(Duration::ZERO).await;
+            failed
+        }
         name = signals.next() => {
             tracing::info!("{name}: stopping");
             let limits = shutdown::Limits {
                 grace: settings.shutdown_grace,
                 drain: settings.drain_timeout,
+                workers: settings.worker_stop_timeout,
             };
-            shutdown::shut_down(&edge, &handle, limits, &mut signals).await;
+            shutdown::shut_down(&edge, &handle, doors, limits, &mut signals).await;
             Ok(())
         }
         ended = serving => {
@@ -167,7 +177,7 @@ fn http_server(
     settings: &Settings,
     listeners: Listeners,
 ) -> anyhow::Result<actix_web::dev::Server> {
-    let edge = edge.clone();
+    let (edge, of_connections) = (edge.clone(), edge.clone());
     let surfaces = listeners.surfaces();
     let connections = connection_limit() / settings.http.threads;
     let mut server = HttpServer::new(move || {
@@ -183,7 +193,10 @@ fn http_server(
     // running requests for clients that are gone.)
     .h1_allow_half_closed(false)
     .shutdown_timeout(settings.drain_timeout.as_secs())
-    .on_connect(move |connection, marks| surfaces.mark(connection, marks))
+    .on_connect(move |connection, marks| {
+        surfaces.mark(connection, marks);
+        marks.insert(Connection::open(of_connections.clone()));
+    })
     .disable_signals();
     for listener in listeners.all {
         let address = listener.address();

@@ -12,7 +12,7 @@
 //!
 //! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models, or
 //! those that [`snapshots`] kept;
-//! [`shutdown`] takes it apart again; [`launch`] starts and stops servers in the background;
+//! [`shutdown`] takes it apart again, with [`doors`] that nobody is left in front of; [`launch`] starts and stops servers in the background;
 //! [`telemetry`] logs and measures, without the secrets of URLs ([`redact`]); [`work_dir`] holds what is unpacked.
 
 #![allow(
@@ -23,6 +23,7 @@
 mod app;
 mod auth;
 mod cli;
+mod doors;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -69,6 +69,9 @@ pub(crate) fn is_bodiless(status: StatusCode) -> bool {
 /// The status of `/ping` when a model has too few healthy workers.
 pub(crate) const UNHEALTHY: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
 
+/// The status of a probe when a model or the server is not ready, as Triton has it.
+pub(crate) const NOT_READY: StatusCode = StatusCode::BAD_REQUEST;
+
 #[cfg(test)]
 mod tests {
     use super::*;

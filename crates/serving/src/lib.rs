@@ -19,6 +19,7 @@ mod error;
 mod explain;
 mod fit;
 mod handler_metrics;
+mod health;
 mod inference;
 mod job;
 mod management;
@@ -44,6 +45,7 @@ pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, Ser
 pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::Batching;
 pub use fit::BatchCost;
+pub use health::{Obstacle, Readiness};
 pub use inference::{Answer, InferenceService, Parts};
 pub use job::Timing;
 pub use management::{
@@ -61,6 +63,7 @@ pub(crate) struct Core {
     keeper: snapshot::Keeper,
     surroundings: Arc<pool::Surroundings>,
     names: names::Names,
+    progress: health::Progress,
     stopping: AtomicBool,
 }
 
@@ -96,6 +99,7 @@ pub fn start(
         config,
         registry: registry::Registry::default(),
         names: names::Names::default(),
+        progress: health::Progress::default(),
         keeper: snapshot::Keeper::new(snapshots),
         stopping: AtomicBool::new(false),
     });

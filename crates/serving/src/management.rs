@@ -240,7 +240,7 @@ pub struct WorkerDescription {
 /// Registration, scaling, description and removal of models.
 #[derive(Clone)]
 pub struct ManagementService {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     /// The writer's lock: names and versions that a call is working on. Held for a moment only,
     /// never while something is awaited.
     reserved: Arc<Mutex<BTreeSet<(ModelName, Version)>>>,
@@ -296,14 +296,19 @@ impl ManagementService {
 
     /// Registers what an earlier server had, each model's default version first. One that cannot be
     /// registered is told in the log and does not hold up the others.
-    pub async fn restore(&self, models: SavedModels) {
+    ///
+    /// `wait` waits for the workers of each before the next one.
+    pub async fn restore(&self, models: SavedModels, wait: bool) {
         for (name, versions) in models.0 {
             let (default, others): (Vec<_>, Vec<_>) = versions
                 .into_iter()
                 .partition(|(_, saved)| saved.default_version);
             for (version, saved) in default.into_iter().chain(others) {
                 let is_default = saved.default_version;
-                let registration = saved.registration(&name, &version);
+                let registration = Registration {
+                    synchronous: wait,
+                    ..saved.registration(&name, &version)
+                };
                 match self.register(registration).await {
                     Ok(_) => {
                         tracing::info!("Model {name} restored. version: {version}");
@@ -312,10 +317,13 @@ impl ManagementService {
                             let _is_there = self.set_default_of_start(&name, &version);
                         }
                     }
-                    Err(error) => tracing::error!(
-                        "Failed to restore model: {name} version: {version}: {}",
-                        with_causes(&error)
-                    ),
+                    Err(error) => {
+                        tracing::error!(
+                            "Failed to restore model: {name} version: {version}: {}",
+                            with_causes(&error)
+                        );
+                        self.start_failed(name.to_string(), Some(version));
+                    }
                 }
             }
         }
@@ -324,13 +332,8 @@ impl ManagementService {
     /// The models of the start are registered. From here on every change is saved before it is
     /// answered; those that came earlier wait for this. Returns why nothing can be saved.
     pub async fn started(&self) -> Option<String> {
+        self.core.progress.has_started();
         snapshot::started(&self.core).await
-    }
-
-    /// The models of the start will not all come, since the server ends. Calls that wait for them are
-    /// answered.
-    pub fn start_is_broken_off(&self) {
-        snapshot::break_off(&self.core);
     }
 
     async fn register_all(&self, registration: Registration) -> Result<Registered, ServingError> {
@@ -765,20 +768,6 @@ impl ManagementService {
         let models = self.core.registry.snapshot();
         let mut versions = models.values().flat_map(|model| model.versions.values());
         versions.any(|version| version.archive == removed.archive)
-    }
-
-    /// Whether every model's default version has its minimum of healthy workers: what `/ping`
-    /// tells (*torchserve-contract* 4.5). Workers that load or are being restarted count. A model
-    /// in quarantine has none, whatever its minimum.
-    pub fn healthy(&self) -> bool {
-        let models = self.core.registry.snapshot();
-        models
-            .values()
-            .filter_map(Model::default_version)
-            .all(|version| {
-                let minimum = version.pool.spec().limits.read().min_workers;
-                version.pool.healthy_workers() >= minimum && version.pool.quarantine().is_none()
-            })
     }
 
     /// Names registered at startup, sorted.

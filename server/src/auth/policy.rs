@@ -16,6 +16,10 @@ pub(crate) enum Action {
     RenewToken,
     /// Read metrics.
     ReadMetrics,
+    /// Ask whether the server is alive or ready: a probe cannot fetch a token.
+    Probe,
+    /// Ask whether a model is ready.
+    ProbeModel,
     /// Ask what there is and how it is asked for.
     AskOptions,
 }
@@ -42,16 +46,15 @@ pub(crate) struct Rules {
 
 /// Decides. `bearer` is what the token that came with the request is good for.
 pub(crate) fn decide(action: Action, rules: Rules, bearer: Bearer) -> Result<(), Denied> {
-    let needed = match action {
-        Action::Infer => Some(TokenKind::Inference),
-        Action::Manage | Action::ChangeModels => Some(TokenKind::Management),
-        Action::RenewToken => Some(TokenKind::Api),
-        Action::ReadMetrics | Action::AskOptions => None,
+    let needed: &[TokenKind] = match action {
+        Action::Infer => &[TokenKind::Inference],
+        Action::Manage | Action::ChangeModels => &[TokenKind::Management],
+        Action::ProbeModel => &[TokenKind::Inference, TokenKind::Management],
+        Action::RenewToken => &[TokenKind::Api],
+        Action::ReadMetrics | Action::AskOptions | Action::Probe => &[],
     };
-    if let Some(needed) = needed
-        && rules.tokens
-        && bearer != Bearer::Of(needed)
-    {
+    let has_one = || needed.iter().any(|kind| bearer == Bearer::Of(*kind));
+    if rules.tokens && !needed.is_empty() && !has_one() {
         return Err(match action {
             Action::RenewToken => Denied::RenewalToken,
             _ => Denied::Token,
@@ -67,13 +70,15 @@ pub(crate) fn decide(action: Action, rules: Rules, bearer: Bearer) -> Result<(),
 mod tests {
     use super::*;
 
-    const ACTIONS: [Action; 6] = [
+    const ACTIONS: [Action; 8] = [
         Action::Infer,
         Action::Manage,
         Action::ChangeModels,
         Action::RenewToken,
         Action::ReadMetrics,
         Action::AskOptions,
+        Action::Probe,
+        Action::ProbeModel,
     ];
 
     #[test]
@@ -111,11 +116,15 @@ mod tests {
                 Action::Infer => vec![TokenKind::Inference],
                 Action::Manage | Action::ChangeModels => vec![TokenKind::Management],
                 Action::RenewToken => vec![TokenKind::Api],
-                Action::ReadMetrics | Action::AskOptions => kinds.to_vec(),
+                Action::ProbeModel => vec![TokenKind::Inference, TokenKind::Management],
+                Action::ReadMetrics | Action::AskOptions | Action::Probe => kinds.to_vec(),
             };
             assert_eq!(good, expected, "{action:?}");
             let nobody = decide(action, rules, Bearer::Nobody).is_ok();
-            let open = matches!(action, Action::ReadMetrics | Action::AskOptions);
+            let open = matches!(
+                action,
+                Action::ReadMetrics | Action::AskOptions | Action::Probe
+            );
             assert_eq!(nobody, open, "{action:?}");
         }
     }

@@ -6,6 +6,7 @@ mod coding;
 mod docs_page;
 mod error;
 mod events;
+mod health;
 mod openapi;
 mod operations;
 pub(crate) mod query;
@@ -24,9 +25,9 @@ use ts_types::RequestId;
 
 pub(crate) use error::RestError;
 pub(crate) use routes::Surface;
-pub(crate) use trace::Traffic;
+pub(crate) use trace::{Connection, Traffic};
 
-use crate::auth::Guard;
+use crate::auth::{Action, Guard};
 use crate::listen::Surfaces;
 use crate::telemetry::{Exporter, RequestContext};
 
@@ -46,6 +47,8 @@ pub(crate) struct Edge {
     pub(crate) min_compressed_bytes: usize,
     /// Counts and marks responses.
     pub(crate) traffic: Traffic,
+    /// `/ping` tells whether the server is ready.
+    pub(crate) ping_requires_ready: bool,
     /// Metrics as text.
     pub(crate) exporter: Exporter,
 }
@@ -77,6 +80,21 @@ pub(crate) async fn serve(
     context.scope(work).await
 }
 
+/// What the client shows to prove who it is.
+fn authorization(request: &HttpRequest) -> Option<&str> {
+    let value = request.headers().get(AUTHORIZATION)?;
+    value.to_str().ok()
+}
+
+/// Whether the client could list the models here.
+fn may_list(edge: &Edge, request: &HttpRequest) -> bool {
+    let permitted = || {
+        let checked = edge.guard.check(Action::Manage, || authorization(request));
+        checked.is_ok()
+    };
+    edge.surface(request).management && permitted()
+}
+
 async fn answer(
     edge: &Edge,
     request: &HttpRequest,
@@ -91,12 +109,7 @@ async fn answer(
         })?;
     let surface = edge.surface(request);
     let route = routes::find(surface, request.method(), &path)?;
-    let authorization = || {
-        request
-            .headers()
-            .get(AUTHORIZATION)
-            .and_then(|v| v.to_str().ok())
-    };
-    edge.guard.check(route.action(), authorization)?;
+    edge.guard
+        .check(route.action(), || authorization(request))?;
     torchserve::answer(edge, request, payload, id, route).await
 }

@@ -336,6 +336,29 @@ fn schemas() -> Value {
             "required": ["name", "ready"],
             "properties": { "name": text(), "ready": { "type": "boolean" } },
         },
+        "Liveness": {
+            "type": "object",
+            "required": ["live"],
+            "properties": { "live": { "type": "boolean" } },
+        },
+        "ServerReadiness": {
+            "type": "object",
+            "required": ["ready"],
+            "properties": {
+                "ready": { "type": "boolean" },
+                "starting": { "type": "boolean" },
+                "stopping": { "type": "boolean" },
+                "models": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name", "reason"],
+                        "properties": { "name": text(), "version": text(), "reason": text() },
+                    },
+                },
+                "more": { "type": "integer" },
+            },
+        },
         "ModelList": {
             "type": "object",
             "required": ["models"],

@@ -12,6 +12,8 @@ pub(crate) enum Api {
     Management,
     /// Metrics.
     Metrics,
+    /// Both of these two.
+    InferenceOrManagement,
     /// Each of them.
     Every,
 }
@@ -23,6 +25,7 @@ impl Api {
             Self::Inference => surface.inference,
             Self::Management => surface.management,
             Self::Metrics => surface.metrics,
+            Self::InferenceOrManagement => surface.inference || surface.management,
             Self::Every => surface != Surface::NONE,
         }
     }
@@ -33,6 +36,7 @@ impl Api {
             Self::Inference => "Inference",
             Self::Management => "Management",
             Self::Metrics => "Metrics",
+            Self::InferenceOrManagement => "Health",
             Self::Every => "Descriptions",
         }
     }
@@ -450,6 +454,17 @@ const MODEL_CALL: Operation = Operation {
     ..PLAIN
 };
 
+/// What probes ask.
+const PROBE: Operation = Operation {
+    api: Api::InferenceOrManagement,
+    ..PLAIN
+};
+
+const MODEL_PROBED: &[Answer] = &[
+    answer(200, Content::Json("Readiness"), "It can."),
+    answer(400, Content::Json("Readiness"), "It cannot."),
+];
+
 /// Calls of the management API.
 const MANAGEMENT_CALL: Operation = Operation {
     api: Api::Management,
@@ -510,6 +525,40 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         failures: &[500],
         torchserve: documented("ping", &[200, 500]),
         ..PLAIN
+    },
+    Operation {
+        path: "/v2/health/live",
+        id: "v2_live",
+        summary: "Is the server alive?",
+        answers: &[answer(200, Content::Json("Liveness"), "It is.")],
+        ..PROBE
+    },
+    Operation {
+        path: "/v2/health/ready",
+        id: "v2_ready",
+        summary: "Can the server be sent requests?",
+        doc: "Whoever may list the models is told why not.",
+        answers: &[
+            answer(200, Content::Json("ServerReadiness"), "It can."),
+            answer(400, Content::Json("ServerReadiness"), "It cannot."),
+        ],
+        ..PROBE
+    },
+    Operation {
+        path: "/v2/models/{model_name}/ready",
+        id: "v2_model_ready",
+        summary: "Can the default version of a model take a request?",
+        answers: MODEL_PROBED,
+        failures: &[404],
+        ..PROBE
+    },
+    Operation {
+        path: "/v2/models/{model_name}/versions/{model_version}/ready",
+        id: "v2_version_ready",
+        summary: "Can a version of a model take a request?",
+        answers: MODEL_PROBED,
+        failures: &[404],
+        ..PROBE
     },
     Operation {
         path: "/predictions/{model_name}",
@@ -902,6 +951,7 @@ mod tests {
             "predict",
             "set-default",
             "batching",
+            "ready",
         ];
         // Of paths with four segments there are too many to put these everywhere too.
         let in_short_ones = [
@@ -913,9 +963,11 @@ mod tests {
             "api-description",
             "openapi.json",
             "docs",
+            "health",
+            "live",
         ];
         let mut paths: Vec<String> = vec![String::new()];
-        let mut all = vec!["/".to_owned()];
+        let mut all = ["/", "/v2/models/m/versions/1.0/ready"].map(str::to_owned).to_vec();
         for segments in 1..=4 {
             let more: &[&str] = if segments < 4 { &in_short_ones } else { &[] };
             let longer = |path: &String| {

@@ -58,6 +58,17 @@ pub(crate) enum Told<'p> {
 pub(crate) enum Route<'p> {
     /// Is the server healthy?
     Ping,
+    /// Is the server alive?
+    Live,
+    /// Is the server ready?
+    ServerReady,
+    /// Is a model ready?
+    ModelReady {
+        /// The model.
+        model: &'p str,
+        /// The version.
+        version: Option<&'p str>,
+    },
     /// Run a model.
     Predict(Predict<'p>),
     /// List models.
@@ -172,6 +183,8 @@ impl<'p> Route<'p> {
             Self::RenewToken => Action::RenewToken,
             Self::Metrics => Action::ReadMetrics,
             Self::Description(_) | Self::Options => Action::AskOptions,
+            Self::Live | Self::ServerReady => Action::Probe,
+            Self::ModelReady { .. } => Action::ProbeModel,
         }
     }
 }
@@ -213,6 +226,14 @@ fn find_as<'p>(surface: Surface, method: &Method, path: &'p str) -> Result<Route
             description => Ok(Route::Description(description)),
         };
     }
+    if (surface.inference || surface.management)
+        && let Some(route) = health(path)
+    {
+        return match *method {
+            Method::GET | Method::HEAD => Ok(route),
+            _ => Err(RestError::NotAllowed),
+        };
+    }
     if surface.inference
         && let Some(route) = inference(path)
     {
@@ -240,6 +261,23 @@ fn description(path: &str) -> Option<Description<'_>> {
         "openapi.json" => Some(Description::Ours),
         "docs" => Some(Description::Page),
         _ => None,
+    }
+}
+
+/// What inference and management have in common: probes go where they can.
+fn health(path: &str) -> Option<Route<'_>> {
+    match path.strip_prefix("v2/")? {
+        "health/live" => Some(Route::Live),
+        "health/ready" => Some(Route::ServerReady),
+        rest => {
+            let named = rest.strip_prefix("models/")?.strip_suffix("/ready")?;
+            let (model, version) = match named.split_once('/') {
+                None => (named, None),
+                Some((model, rest)) => (model, Some(rest.strip_prefix("versions/")?)),
+            };
+            let is_one_segment = version.is_none_or(|version| !version.contains('/'));
+            is_one_segment.then_some(Route::ModelReady { model, version })
+        }
     }
 }
 
@@ -491,6 +529,35 @@ mod tests {
             assert_eq!(find(MANAGEMENT, &method, path).unwrap(), route);
             assert_eq!(find(ALL, &method, path).unwrap(), route);
             assert!(find(INFERENCE, &method, path).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn probes_are_answered_where_models_are_run_and_where_they_are_managed() {
+        let of_model = |version| Route::ModelReady { model: "m", version };
+        for surface in [INFERENCE, MANAGEMENT, ALL] {
+            for (path, route) in [
+                ("/v2/health/live", Route::Live),
+                ("/v2/health/ready/", Route::ServerReady),
+                ("/v2/models/m/ready", of_model(None)),
+                ("/v2/models/m/versions/1.0/ready", of_model(Some("1.0"))),
+            ] {
+                for method in [Method::GET, Method::HEAD] {
+                    assert_eq!(find(surface, &method, path).unwrap(), route, "{path}");
+                }
+                let posted = find(surface, &Method::POST, path);
+                assert!(matches!(posted, Err(RestError::NotAllowed)), "{path}");
+                assert!(find(METRICS, &Method::GET, path).is_err(), "{path}");
+            }
+        }
+        for path in [
+            "/v2/health",
+            "/v2/health/other",
+            "/v2/models/m/versions/ready",
+            "/v2/models/m/1.0/ready",
+            "/v2/models/m/versions/1/0/ready",
+        ] {
+            assert!(find(ALL, &Method::GET, path).is_err(), "{path}");
         }
     }
 

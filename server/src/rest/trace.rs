@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,10 @@ pub(crate) const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent
 
 /// How often the end of the last request is looked for while the server stops.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+/// How long no request may have come in then: on a connection that was accepted one may still be on
+/// its way.
+const QUIET: Duration = Duration::from_millis(200);
 
 /// What the client calls its request, if that can be used, else a fresh id.
 pub(crate) fn request_id(request: &HttpRequest) -> RequestId {
@@ -97,6 +101,11 @@ pub(crate) struct Traffic {
     cors: Vec<(HeaderName, HeaderValue)>,
     in_work: AtomicUsize,
     stopping: AtomicBool,
+    made: Instant,
+    /// When the last request came in, in milliseconds since `made`.
+    last_millis: AtomicU64,
+    /// Connections that end when their client has the response that was made last for them.
+    ending: AtomicUsize,
 }
 
 impl Traffic {
@@ -113,15 +122,22 @@ impl Traffic {
             cors: cors.iter().filter_map(header).collect(),
             in_work: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            made: Instant::now(),
+            last_millis: AtomicU64::new(0),
+            ending: AtomicUsize::new(0),
         }
     }
 
     /// Takes a request in.
     pub(crate) fn enter(&self) -> Passage<'_> {
         self.in_work.fetch_add(1, Ordering::AcqRel);
+        let started = Instant::now();
+        let millis = started.duration_since(self.made).as_millis();
+        let millis = u64::try_from(millis).unwrap_or(u64::MAX);
+        self.last_millis.store(millis, Ordering::Relaxed);
         Passage {
             traffic: self,
-            started: Instant::now(),
+            started,
         }
     }
 
@@ -135,15 +151,56 @@ impl Traffic {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Waits until no request is in work, at most until the deadline. Returns whether none is.
-    pub(crate) async fn drained(&self, deadline: Instant) -> bool {
-        while self.in_work.load(Ordering::Acquire) > 0 {
+    /// Requests that are in work.
+    pub(crate) fn in_work(&self) -> usize {
+        self.in_work.load(Ordering::Acquire)
+    }
+
+    /// Waits until no request is in work, the last responses are with their clients and no more
+    /// come, at most until the deadline. Returns how many are still in work.
+    pub(crate) async fn drained(&self, deadline: Instant) -> usize {
+        loop {
+            let last = Duration::from_millis(self.last_millis.load(Ordering::Relaxed));
+            let is_quiet = self.made.elapsed().saturating_sub(last) >= QUIET;
+            let left = self.in_work() + self.ending.load(Ordering::Acquire);
+            if left == 0 && is_quiet {
+                return 0;
+            }
             if Instant::now() >= deadline {
-                return false;
+                return left;
             }
             tokio::time::sleep(DRAIN_POLL).await;
         }
-        true
+    }
+}
+
+/// A client's connection. It counts once a response was made for it that ends it.
+pub(crate) struct Connection {
+    edge: web::Data<Edge>,
+    ends: AtomicBool,
+}
+
+impl Connection {
+    /// A new one.
+    pub(crate) fn open(edge: web::Data<Edge>) -> Self {
+        Self {
+            edge,
+            ends: AtomicBool::new(false),
+        }
+    }
+
+    fn ends(&self) {
+        if !self.ends.swap(true, Ordering::AcqRel) {
+            self.edge.traffic.ending.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if *self.ends.get_mut() {
+            self.edge.traffic.ending.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -223,7 +280,11 @@ impl Passage<'_> {
         }
         // One that asks for another protocol is answered in this one; its connection is not kept.
         let asks_for_another = request.head().upgrade();
-        if status.as_u16() >= 400 || self.traffic.is_stopping() || asks_for_another {
+        let is_stopping = self.traffic.is_stopping();
+        if is_stopping && let Some(connection) = request.conn_data::<Connection>() {
+            connection.ends();
+        }
+        if status.as_u16() >= 400 || is_stopping || asks_for_another {
             response
                 .head_mut()
                 .set_connection_type(ConnectionType::Close);

@@ -277,6 +277,9 @@ pub(crate) const KEYS: &[Key] = &[
     // Starting and stopping
     key("shutdown_grace", seconds(0), "0", "How long the server goes on serving once it is told to stop, with `/ping` unhealthy, so that balancers look elsewhere first.").environment().ours(),
     key("drain_timeout", seconds(0), "30", "How long requests in work may take to finish when the server stops.").environment().ours(),
+    key("worker_stop_timeout", seconds(0), "10", "How long the workers may take to end after that, before they are killed.").environment().ours(),
+    key("ping_requires_ready", Kind::Flag, "false", "Let `/ping` tell what `/v2/health/ready` tells: every model has its workers, and the server is to go on. Otherwise workers that load count as healthy, as in TorchServe.").environment().ours(),
+    key("exit_on_model_failure", Kind::Flag, "false", "End the start with an error if a model that it is to load does not come up, and wait for the workers of each.").environment().ours(),
     key("enable_envvars_config", Kind::Flag, "false", "Let environment variables replace keys."),
     key("use_env_allowed_urls", Kind::Flag, "false", "Let `TS_ALLOWED_URLS` replace `allowed_urls`."),
     key("model_snapshot", Kind::Json, "", "Models to register at start instead of those of `load_models`. Snapshots have it; it may be written by hand."),

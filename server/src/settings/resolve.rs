@@ -63,6 +63,12 @@ pub(crate) struct Settings {
     pub(crate) drain_timeout: Duration,
     /// How long it goes on serving before that.
     pub(crate) shutdown_grace: Duration,
+    /// How long workers may take to end after that.
+    pub(crate) worker_stop_timeout: Duration,
+    /// `/ping` tells whether the server is ready.
+    pub(crate) ping_requires_ready: bool,
+    /// The start fails if a model of its does not come up.
+    pub(crate) exit_on_model_failure: bool,
     /// Any URL may be fetched, since nobody said otherwise.
     pub(crate) any_url_allowed: bool,
     allowed_urls: RegexSet,
@@ -400,6 +406,9 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     });
     let drain_timeout = reader.seconds("drain_timeout");
     let shutdown_grace = reader.seconds("shutdown_grace");
+    let worker_stop_timeout = reader.seconds("worker_stop_timeout");
+    let ping_requires_ready = reader.flag("ping_requires_ready");
+    let exit_on_model_failure = reader.flag("exit_on_model_failure");
     Some(Settings {
         http: http?,
         model_store: model_store?,
@@ -413,6 +422,9 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         log_filter,
         drain_timeout,
         shutdown_grace,
+        worker_stop_timeout,
+        ping_requires_ready,
+        exit_on_model_failure,
         any_url_allowed,
         allowed_urls,
         unpack_limits,

@@ -290,6 +290,11 @@ impl Pool {
         self.slots.can_serve()
     }
 
+    /// What keeps the server from being ready, if this pool does.
+    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        self.slots.obstacle()
+    }
+
     /// Why a request would not be taken now, if so.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         self.slots.refusal()

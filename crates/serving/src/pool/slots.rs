@@ -51,6 +51,8 @@ pub(crate) struct State {
     /// It takes no more requests, since its workers are to go when they have answered those that
     /// wait.
     pub(crate) draining: bool,
+    /// All of its minimum of workers were up at once.
+    has_loaded: bool,
     /// Why the model is in quarantine, if it is.
     pub(crate) quarantine: Option<String>,
     /// Why the last worker that the load asked for did not come up.
@@ -184,6 +186,26 @@ impl Slots {
         !state.draining && (state.ready() > 0 || loads())
     }
 
+    /// What keeps the server from being ready, if this pool does. One without a minimum of workers,
+    /// or whose workers are to go, keeps nobody.
+    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        let state = self.lock();
+        if state.quarantine.is_some() {
+            return Some("in quarantine");
+        }
+        let minimum = self.spec.limits.read().min_workers;
+        if minimum == 0 || state.draining {
+            return None;
+        }
+        let ready = state.ready();
+        match state.has_loaded {
+            true => (ready == 0).then_some("no worker"),
+            false if ready >= minimum => None,
+            false if state.healthy() > 0 => Some("loading"),
+            false => Some("no worker"),
+        }
+    }
+
     /// A job is in the queue: starts a worker if the load asks for one, and answers all that wait
     /// if nobody will ever take them.
     pub(crate) fn arrived(self: &Arc<Self>) {
@@ -309,8 +331,10 @@ impl Slots {
 
     /// A worker came up.
     pub(crate) fn came_up(&self) {
+        let mut state = self.lock();
+        let minimum = self.spec.limits.read().min_workers;
+        state.has_loaded = state.has_loaded || state.ready() >= minimum;
         if self.autoscales() {
-            let mut state = self.lock();
             state.growth.note_success();
             self.note_need();
             state.growth_failure = None;

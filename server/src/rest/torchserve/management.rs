@@ -333,19 +333,6 @@ pub(super) async fn unregister(
     Ok(respond::status_line(StatusCode::OK, &text))
 }
 
-/// GET `/v1/models/{m}`.
-pub(super) fn ready(edge: &Edge, model: &str) -> Result<HttpResponse, RestError> {
-    #[derive(Serialize)]
-    struct Readiness {
-        name: ModelName,
-        ready: bool,
-    }
-    let name = ModelName::new(model)?;
-    let described = edge.management.describe(&name, &Which::Default)?;
-    let ready = !edge.traffic.is_stopping() && described.iter().any(|version| version.ready);
-    Ok(respond::json(StatusCode::OK, &Readiness { name, ready }))
-}
-
 /// GET `/token`.
 pub(super) fn renew_token(edge: &Edge, query: &Parameters) -> Result<HttpResponse, RestError> {
     query.warn_unknown(operations::TOKEN);

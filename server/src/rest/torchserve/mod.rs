@@ -4,7 +4,6 @@ mod batching;
 mod description;
 pub(crate) mod management;
 mod metrics;
-mod ping;
 mod predict;
 
 use actix_web::http::header::ALLOW;
@@ -14,7 +13,7 @@ use ts_types::RequestId;
 use self::management::told;
 use super::query::Parameters;
 use super::routes::Route;
-use super::{Edge, RestError};
+use super::{Edge, RestError, health, may_list};
 
 /// Answers a request whose route is known and permitted.
 pub(super) async fn answer(
@@ -27,7 +26,10 @@ pub(super) async fn answer(
     let query = || Parameters::of_query(request.query_string());
     match route {
         Route::Predict(route) => predict::predict(edge, request, payload, id, route).await,
-        Route::Ping => Ok(ping::ping(edge)),
+        Route::Ping => Ok(health::ping(edge)),
+        Route::Live => Ok(health::live()),
+        Route::ServerReady => Ok(health::ready(edge, may_list(edge, request))),
+        Route::ModelReady { model, version } => health::model_ready(edge, model, version),
         Route::Register => {
             let parameters = management::parameters(edge, request, payload).await?;
             let done = async |of: &_| management::register(edge, of).await;
@@ -59,7 +61,7 @@ pub(super) async fn answer(
             Ok(told(query(), id, done).await)
         }
         Route::Batching { model, version } => batching::batching(edge, model, version),
-        Route::Ready { model } => management::ready(edge, model),
+        Route::Ready { model } => health::v1_ready(edge, model),
         Route::Metrics => Ok(metrics::metrics(edge, request)),
         Route::Description(what) => description::describe(edge, request, what),
         Route::Options => Ok(HttpResponse::Ok()
