@@ -9,6 +9,7 @@ mod asynchronous;
 mod batching;
 mod command_line;
 mod continuous;
+mod health;
 mod hosts;
 mod limits;
 mod malformed;

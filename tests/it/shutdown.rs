@@ -1,10 +1,104 @@
 //! Start, announcement, and a stop that answers what it accepted.
 
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use ts_test::Running;
 
 use crate::{server, serving};
+
+/// Calls one after the other, over one connection as long as the server keeps it or over a new one
+/// each time, until nobody can connect any more. Whatever was sent has to be answered.
+fn call_until_refused(address: SocketAddr, keeps: bool, answered: &AtomicUsize) {
+    let mut kept: Option<BufReader<TcpStream>> = None;
+    loop {
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => match TcpStream::connect(address) {
+                Ok(stream) => BufReader::new(stream),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+                    return;
+                }
+            },
+        };
+        let how = if keeps { "keep-alive" } else { "close" };
+        let request = format!(
+            "POST /predictions/m HTTP/1.1\r\nhost: m\r\nconnection: {how}\r\n\
+             content-length: 1\r\n\r\nx"
+        );
+        connection.get_mut().write_all(request.as_bytes()).unwrap();
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            let read = connection.read_line(&mut head).unwrap();
+            assert_ne!(read, 0, "the connection ended after {head:?}");
+        }
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        let mut body = [0];
+        connection.read_exact(&mut body).unwrap();
+        answered.fetch_add(1, Ordering::SeqCst);
+        let ends = head.to_ascii_lowercase().contains("connection: close");
+        if keeps && !ends {
+            kept = Some(connection);
+        }
+        // Some 500 calls a second in all.
+        std::thread::sleep(Duration::from_millis(12));
+    }
+}
+
+fn stop_under_load(server: &mut Running) {
+    let address: SocketAddr = {
+        let url = server.inference.trim_start_matches("http://");
+        url.parse().unwrap()
+    };
+    let answered = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..8)
+            .map(|number| {
+                let answered = &answered;
+                scope.spawn(move || call_until_refused(address, number % 2 == 0, answered))
+            })
+            .collect();
+        server.wait_until("calls are answered", || {
+            answered.load(Ordering::SeqCst) > 200
+        });
+        server.signal(Signal::TERM);
+        for caller in callers {
+            caller.join().unwrap();
+        }
+    });
+    let status = server.wait_for_exit(Duration::from_secs(20));
+    assert!(status.success(), "{status}\n{}", server.output());
+    let output = server.output();
+    for phase in [
+        "SIGTERM: stopping",
+        "no new connections after",
+        "every accepted request was answered after",
+        "all workers ended after",
+        "stopped, ",
+    ] {
+        assert!(output.contains(phase), "no `{phase}` in\n{output}");
+    }
+}
+
+#[test]
+fn no_request_that_was_sent_before_the_listeners_closed_is_lost() {
+    for round in 0..6 {
+        let mut server = server()
+            .echo_model(
+                "m",
+                "minWorkers: 2\nmaxWorkers: 2\nbatchSize: 4\nmaxBatchDelay: 0\necho:\n  batchMicros: 2000\n",
+            )
+            .config(&format!("shutdown_grace={}", u32::from(round % 3 == 2)))
+            .args(&["--models", "m"])
+            .start();
+        server.wait_ready("m");
+        stop_under_load(&mut server);
+    }
+}
 
 #[test]
 fn a_stop_under_load_answers_every_accepted_request() {
