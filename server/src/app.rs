@@ -16,7 +16,7 @@ use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
-use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
+use crate::telemetry::{Exporter, Log, ResponseCounts, Traces, collect_host_metrics};
 use crate::work_dir::{self, WorkDir};
 
 /// Connections that one thread serves at most.
@@ -103,6 +103,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         ping_requires_ready: settings.ping_requires_ready,
         traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
         exporter: exporter.clone(),
+        traces: Traces::start(),
     });
     let whereabouts = listeners.whereabouts();
     let server = http_server(&edge, &settings, listeners)?;

@@ -103,7 +103,11 @@ async fn in_order(edge: &Edge, server: &ServerHandle, mut doors: Doors, limits: 
 
     let ending = Instant::now();
     // Those that still run requests have had their time.
-    let limit = if left == 0 { limits.workers } else { Duration::ZERO };
+    let limit = if left == 0 {
+        limits.workers
+    } else {
+        Duration::ZERO
+    };
     let ended = edge.management.shut_down(limit).await;
     let millis = ending.elapsed().as_millis();
     if ended {
@@ -114,5 +118,11 @@ async fn in_order(edge: &Edge, server: &ServerHandle, mut doors: Doors, limits: 
             limits.workers.as_secs()
         );
     }
-    tracing::info!("stopped, {} ms after the signal", began.elapsed().as_millis());
+    if let Some(traces) = &edge.traces {
+        traces.end().await;
+    }
+    tracing::info!(
+        "stopped, {} ms after the signal",
+        began.elapsed().as_millis()
+    );
 }

@@ -74,7 +74,9 @@ pub(crate) async fn load(
 pub(crate) fn all_serve(readiness: &Readiness) -> anyhow::Result<()> {
     let told = readiness.obstacles.iter().map(|obstacle| {
         let version = obstacle.version.as_ref();
-        let version = version.map(|version| format!(" {version}")).unwrap_or_default();
+        let version = version
+            .map(|version| format!(" {version}"))
+            .unwrap_or_default();
         format!("`{}`{version} ({})", obstacle.model, obstacle.reason)
     });
     let told: Vec<_> = told.collect();
@@ -91,7 +93,11 @@ pub(crate) fn all_serve(readiness: &Readiness) -> anyhow::Result<()> {
 /// ending.
 fn stem(url: &str) -> String {
     let path = url.split(['?', '#']).next().unwrap_or(url);
-    let file = path.trim_end_matches('/').rsplit('/').next().unwrap_or(path);
+    let file = path
+        .trim_end_matches('/')
+        .rsplit('/')
+        .next()
+        .unwrap_or(path);
     let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     stem.to_owned()
 }

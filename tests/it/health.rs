@@ -63,14 +63,8 @@ fn a_server_lives_at_once_and_is_ready_when_every_model_has_loaded() {
     assert_eq!(of_slow.json(), json!({ "name": "slow", "ready": false }));
     server.wait_until("it is ready", || is_ready(&server));
     assert_eq!(ready(&server).json(), json!({ "ready": true }));
-    server
-        .infer("HEAD", "/v2/health/ready")
-        .send()
-        .expect(200);
-    server
-        .infer("POST", "/v2/health/ready")
-        .send()
-        .expect(405);
+    server.infer("HEAD", "/v2/health/ready").send().expect(200);
+    server.infer("POST", "/v2/health/ready").send().expect(405);
 }
 
 #[test]
@@ -141,7 +135,11 @@ fn the_last_worker_decides() {
         assert_eq!(v1.json()["ready"], false);
         server.wait_until("it is ready again", || is_ready(&server));
         assert!(!server.worker_pids("m").contains(last));
-        server.infer("POST", "/predictions/m").body("x").send().expect(200);
+        server
+            .infer("POST", "/predictions/m")
+            .body("x")
+            .send()
+            .expect(200);
     }
 }
 
@@ -159,7 +157,9 @@ fn a_model_that_the_start_could_not_load_is_missed_until_somebody_registers_it()
         .start();
     server.wait_ready("good");
     server.wait_until("it is told", || {
-        server.output().contains("Failed to load model: missing.mar")
+        server
+            .output()
+            .contains("Failed to load model: missing.mar")
     });
     assert!(!is_ready(&server));
     server.infer("GET", "/ping").send().expect(200);
@@ -206,7 +206,10 @@ fn a_strict_start_fails_with_a_model_that_does_not_come_up() {
 #[test]
 fn probes_need_no_token_and_tell_only_those_why_who_may_know() {
     let server = server()
-        .echo_model("slow", "minWorkers: 1\nmaxWorkers: 1\necho:\n  loadMicros: 60000000\n")
+        .echo_model(
+            "slow",
+            "minWorkers: 1\nmaxWorkers: 1\necho:\n  loadMicros: 60000000\n",
+        )
         .with_default_safety()
         .args(&["--models", "slow"])
         .start();
@@ -261,7 +264,12 @@ fn probes_cost_no_call_of_a_worker() {
     let server = serving("echo:\n  batchMicros: 60000000\n");
     let request = server.infer("POST", "/predictions/m").body("x");
     // Its only worker is busy from here on.
-    assert!(request.limit(Duration::from_millis(300)).try_send().is_err());
+    assert!(
+        request
+            .limit(Duration::from_millis(300))
+            .try_send()
+            .is_err()
+    );
     let began = Instant::now();
     for _ in 0..50 {
         assert!(is_ready(&server));

@@ -79,7 +79,9 @@ impl ManagementService {
         });
         let failed = progress.failed.lock();
         let is_missing = |missing: &&Missing| {
-            let found = models.iter().find(|(name, _)| name.as_str() == missing.model);
+            let found = models
+                .iter()
+                .find(|(name, _)| name.as_str() == missing.model);
             // Somebody may have registered it since.
             !found.is_some_and(|(_, model)| match &missing.version {
                 Some(version) => model.versions.contains_key(version),

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use ts_types::{InferRequest, Reply, RequestId, RequestKind, TimeoutAction, with_causes};
 
+use crate::course::Course;
 use crate::error::{Refusal, ServingError};
 use crate::job::{Answered, Demand, Head, Job, Place, Timing};
 use crate::order::Turn;
@@ -32,12 +33,16 @@ impl InferenceService {
 
     /// Runs one request on the model and version that it names. Dropping the future gives the
     /// request up: it is skipped if it has not been handed to a worker. So does dropping the parts
-    /// of a reply that has begun.
+    /// of a reply that has begun. A caller that gives a `course` sees in it where the request is.
     ///
     /// # Errors
     /// [`ServingError`]: unknown model or version, a request that is not taken, a batch that
     /// failed, a worker that was lost, an answer that came too late.
-    pub async fn infer(&self, request: InferRequest) -> Result<Answer, ServingError> {
+    pub async fn infer(
+        &self,
+        request: InferRequest,
+        course: Option<Course>,
+    ) -> Result<Answer, ServingError> {
         let arrived = Instant::now();
         let version_named = request.version.is_some();
         let mut request = request;
@@ -49,6 +54,9 @@ impl InferenceService {
                 .registry
                 .resolve(&request.model, request.version.as_ref())?;
             let spec = found.pool.spec();
+            if let Some(course) = &course {
+                course.arrived(arrived, &spec.version);
+            }
             if attempt == 1 {
                 spec.metrics.arrived(version_named);
             }
@@ -75,6 +83,7 @@ impl InferenceService {
             let (mut job, answered) = Job::new(request, arrived);
             job.demand = demand;
             job.claim.clone_from(&claim);
+            job.course.clone_from(&course);
             let place = job.place();
             let turn = spec.order.as_ref().map(|order| order.enter());
             match spec.queue.push(job, Instant::now()) {

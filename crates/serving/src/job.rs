@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use ts_types::{InferRequest, Reply};
 
+use crate::course::Course;
 use crate::error::{Refusal, ServingError};
 use crate::names::Claim;
 use crate::sequence::SequenceId;
@@ -88,6 +89,8 @@ pub(crate) struct Job {
     pub(crate) demand: Demand,
     /// On its id, if that is a client's.
     pub(crate) claim: Option<Claim>,
+    /// Where its caller follows it, if it does.
+    pub(crate) course: Option<Course>,
     place: Place,
     answer: Way,
 }
@@ -112,6 +115,7 @@ impl Job {
                 arrived,
                 demand: Demand::default(),
                 claim: None,
+                course: None,
                 place: Place::default(),
                 answer: Way::Whole(answer),
             },
@@ -148,8 +152,23 @@ impl Job {
         !matches!(self.answer, Way::Whole(_))
     }
 
+    /// A worker has it now, with others in a batch of so many.
+    pub(crate) fn handed_over(&self, at: Instant, worker: u32, requests: usize) {
+        if let Some(course) = &self.course {
+            course.handed_over(at, worker, requests);
+        }
+    }
+
+    /// Its worker has answered, whatever the answer is.
+    pub(crate) fn ran(&self, ran: Ran) {
+        if let Some(course) = &self.course {
+            course.ran(ran);
+        }
+    }
+
     /// Answers with the last or only part.
     pub(crate) fn succeed(self, reply: Reply, ran: Ran) {
+        self.ran(ran);
         match self.answer {
             Way::Whole(answer) => {
                 let timing = ran.timing(self.arrived);
@@ -174,6 +193,7 @@ impl Job {
     /// # Errors
     /// [`Unread`] when it does not reach the caller.
     pub(crate) fn part(&mut self, reply: Reply, ran: Ran, limit: usize) -> Result<(), Unread> {
+        self.ran(ran);
         if let Way::Parts(stream) = &self.answer {
             return stream.push(reply.body);
         }
@@ -202,6 +222,9 @@ impl Job {
     }
 
     pub(crate) fn fail(self, error: ServingError) {
+        if let Some(course) = &self.course {
+            course.failed();
+        }
         match self.answer {
             Way::Whole(answer) => {
                 let _caller_may_have_left = answer.send(Err(error));

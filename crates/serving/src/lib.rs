@@ -15,6 +15,7 @@ mod batch;
 #[doc(hidden)]
 pub mod bench;
 mod config;
+mod course;
 mod error;
 mod explain;
 mod fit;
@@ -42,6 +43,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, ServingConfig};
+pub use course::{Course, Milestones};
 pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::Batching;
 pub use fit::BatchCost;

@@ -82,11 +82,7 @@ struct OfModel {
     ready: bool,
 }
 
-fn of_model(
-    edge: &Edge,
-    model: &str,
-    version: Option<&str>,
-) -> Result<(bool, OfModel), RestError> {
+fn of_model(edge: &Edge, model: &str, version: Option<&str>) -> Result<(bool, OfModel), RestError> {
     let name = ModelName::new(model)?;
     let version = version.map(Version::new).transpose()?;
     let ready = edge.management.model_is_ready(&name, version.as_ref())?;

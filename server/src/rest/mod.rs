@@ -12,6 +12,7 @@ mod operations;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
+mod spans;
 pub(crate) mod torchserve;
 mod trace;
 
@@ -29,7 +30,7 @@ pub(crate) use trace::{Connection, Traffic};
 
 use crate::auth::{Action, Guard};
 use crate::listen::Surfaces;
-use crate::telemetry::{Exporter, RequestContext};
+use crate::telemetry::{Exporter, Traces};
 
 /// What endpoints work with; one for all threads.
 pub(crate) struct Edge {
@@ -51,6 +52,8 @@ pub(crate) struct Edge {
     pub(crate) ping_requires_ready: bool,
     /// Metrics as text.
     pub(crate) exporter: Exporter,
+    /// Spans, where the environment asks for them.
+    pub(crate) traces: Option<Traces>,
 }
 
 impl Edge {
@@ -66,9 +69,9 @@ pub(crate) async fn serve(
     payload: web::Payload,
     edge: web::Data<Edge>,
 ) -> HttpResponse {
-    let passage = edge.traffic.enter();
+    let mut passage = edge.traffic.enter();
     let id = trace::request_id(&request);
-    let context = RequestContext { id: id.clone() };
+    let context = passage.begin(&request, &id, &edge);
     let work = async {
         let response = match answer(&edge, &request, payload, &id).await {
             Ok(response) => response,

@@ -1,6 +1,8 @@
 //! What can be asked of the server, for people and programs: the table beside the one of routes
 //! (`routes.rs`), from which both descriptions of the APIs are built. A test holds the two together.
 
+use actix_web::http::Method;
+
 use super::Surface;
 
 /// The listener that serves an operation.
@@ -52,6 +54,14 @@ pub(crate) enum Methods {
 }
 
 impl Methods {
+    /// Whether this is one of them.
+    fn has(self, method: &Method) -> bool {
+        match self {
+            Self::One(one) => method.as_str().eq_ignore_ascii_case(one),
+            Self::Any(_) => *method != Method::OPTIONS,
+        }
+    }
+
     /// The one to describe it by, in lower case.
     pub(crate) fn described(self) -> &'static str {
         match self {
@@ -865,11 +875,50 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     },
 ];
 
+/// The path of the operation that a request asks for, with names for what differs: the one that
+/// says most of it, if there are several.
+pub(crate) fn template(surface: Surface, method: &Method, path: &str) -> Option<&'static str> {
+    let path = match path.trim_end_matches('/') {
+        "" => "/",
+        path => path,
+    };
+    let method = if *method == Method::HEAD {
+        &Method::GET
+    } else {
+        method
+    };
+    let asked = OPERATIONS.iter().filter(|operation| {
+        operation.api.is_on(surface)
+            && operation.methods.has(method)
+            && matches(operation.path, path)
+    });
+    let paths = asked.map(|operation| operation.path);
+    paths.min_by_key(|path| path.matches('{').count())
+}
+
+/// Whether a path is one of this template's.
+fn matches(template: &str, path: &str) -> bool {
+    let (mut template, mut path) = (template.split('/'), path.split('/'));
+    loop {
+        match (template.next(), path.next()) {
+            (None, None) => return true,
+            (Some("{url_path}"), Some(_)) => return true,
+            (Some(segment), Some(given)) => {
+                let (start, rest) = segment.split_once('{').unwrap_or((segment, ""));
+                let end = rest.split_once('}').map_or("", |(_, end)| end);
+                let exact = !segment.contains('{') && given != segment;
+                if exact || !given.starts_with(start) || !given.ends_with(end) {
+                    return false;
+                }
+            }
+            _ => return false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-
-    use actix_web::http::Method;
 
     use super::*;
     use crate::rest::routes::{self, Route};
@@ -907,23 +956,33 @@ mod tests {
         ]
     }
 
-    fn matches(template: &str, path: &str) -> bool {
-        let (mut template, mut path) = (template.split('/'), path.split('/'));
-        loop {
-            match (template.next(), path.next()) {
-                (None, None) => return true,
-                (Some("{url_path}"), Some(_)) => return true,
-                (Some(segment), Some(given)) => {
-                    let (start, rest) = segment.split_once('{').unwrap_or((segment, ""));
-                    let end = rest.split_once('}').map_or("", |(_, end)| end);
-                    let exact = !segment.contains('{') && given != segment;
-                    if exact || !given.starts_with(start) || !given.ends_with(end) {
-                        return false;
-                    }
-                }
-                _ => return false,
-            }
-        }
+    #[test]
+    fn requests_are_named_by_the_operation_that_says_most() {
+        let all = surfaces()[3];
+        let post = |path| template(all, &Method::POST, path);
+        let get = |path| template(all, &Method::GET, path);
+        assert_eq!(post("/predictions/m/"), Some("/predictions/{model_name}"));
+        assert_eq!(
+            post("/predictions/m/1.0/a/b"),
+            Some("/predictions/{model_name}/{model_version}/{url_path}")
+        );
+        assert_eq!(
+            post("/v1/models/m:predict"),
+            Some("/v1/models/{model_name}:predict")
+        );
+        assert_eq!(
+            get("/models/m/batching"),
+            Some("/models/{model_name}/batching")
+        );
+        assert_eq!(
+            get("/models/m/2"),
+            Some("/models/{model_name}/{model_version}")
+        );
+        assert_eq!(
+            template(all, &Method::HEAD, "/v2/health/live"),
+            Some("/v2/health/live")
+        );
+        assert_eq!(get("/nothing/there"), None);
     }
 
     fn serves(operation: &Operation, method: &Method) -> bool {
@@ -967,7 +1026,9 @@ mod tests {
             "live",
         ];
         let mut paths: Vec<String> = vec![String::new()];
-        let mut all = ["/", "/v2/models/m/versions/1.0/ready"].map(str::to_owned).to_vec();
+        let mut all = ["/", "/v2/models/m/versions/1.0/ready"]
+            .map(str::to_owned)
+            .to_vec();
         for segments in 1..=4 {
             let more: &[&str] = if segments < 4 { &in_short_ones } else { &[] };
             let longer = |path: &String| {

@@ -534,7 +534,10 @@ mod tests {
 
     #[test]
     fn probes_are_answered_where_models_are_run_and_where_they_are_managed() {
-        let of_model = |version| Route::ModelReady { model: "m", version };
+        let of_model = |version| Route::ModelReady {
+            model: "m",
+            version,
+        };
         for surface in [INFERENCE, MANAGEMENT, ALL] {
             for (path, route) in [
                 ("/v2/health/live", Route::Live),

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
-use actix_web::http::{ConnectionType, StatusCode, Uri, Version};
+use actix_web::http::{ConnectionType, Method, StatusCode, Uri, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
@@ -16,8 +17,9 @@ use ts_types::RequestId;
 
 use super::Edge;
 use super::operations::REGISTRATION;
+use super::spans::RequestSpan;
 use crate::redact;
-use crate::telemetry::ResponseCounts;
+use crate::telemetry::{RequestContext, ResponseCounts, Traces};
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const NEVER_STORED: HeaderValue =
@@ -138,6 +140,7 @@ impl Traffic {
         Passage {
             traffic: self,
             started,
+            span: None,
         }
     }
 
@@ -208,6 +211,7 @@ impl Drop for Connection {
 pub(crate) struct Passage<'t> {
     traffic: &'t Traffic,
     started: Instant,
+    span: Option<RequestSpan>,
 }
 
 impl Drop for Passage<'_> {
@@ -217,25 +221,39 @@ impl Drop for Passage<'_> {
 }
 
 /// A response in parts that is on its way.
-struct InWork(web::Data<Edge>);
+struct InWork {
+    edge: web::Data<Edge>,
+    span: Option<RequestSpan>,
+}
 
 impl InWork {
-    fn enter(edge: web::Data<Edge>) -> Self {
+    fn enter(edge: web::Data<Edge>, span: Option<RequestSpan>) -> Self {
         edge.traffic.in_work.fetch_add(1, Ordering::AcqRel);
-        Self(edge)
+        Self { edge, span }
     }
 }
 
 impl Drop for InWork {
     fn drop(&mut self) {
-        self.0.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
+        self.edge.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// The body of such a response.
 struct Held {
     body: BoxBody,
-    _in_work: InWork,
+    in_work: InWork,
+    ended: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Some(span) = &mut self.in_work.span
+        {
+            span.broke_off();
+        }
+    }
 }
 
 impl MessageBody for Held {
@@ -249,14 +267,40 @@ impl MessageBody for Held {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        Pin::new(&mut self.body).poll_next(context)
+        let polled = Pin::new(&mut self.body).poll_next(context);
+        self.ended |= matches!(polled, Poll::Ready(None));
+        polled
     }
 }
 
 impl Passage<'_> {
+    /// Begins the request's span, if there are spans. Returns what is done on its behalf.
+    pub(crate) fn begin(
+        &mut self,
+        request: &HttpRequest,
+        id: &RequestId,
+        edge: &Edge,
+    ) -> RequestContext {
+        let client = trace_parent(request).and_then(|value| value.to_str().ok());
+        let (tracer, started) = (edge.traces.as_ref().map(Traces::tracer), self.started);
+        self.span = tracer.map(|tracer| {
+            let surface = edge.surface(request);
+            RequestSpan::begin(tracer, request, surface, client, id, started)
+        });
+        let trace_parent = match &self.span {
+            Some(span) => Some(span.trace_parent().into()),
+            None => client.map(Arc::from),
+        };
+        RequestContext {
+            id: id.clone(),
+            trace_parent,
+            course: self.span.as_ref().and_then(RequestSpan::course),
+        }
+    }
+
     /// Marks, counts and logs the response. One in parts stays in work until its last one.
     pub(crate) fn leave(
-        self,
+        mut self,
         request: &HttpRequest,
         id: &RequestId,
         edge: &web::Data<Edge>,
@@ -267,8 +311,14 @@ impl Passage<'_> {
         if let Ok(id) = HeaderValue::from_str(id.as_str()) {
             headers.insert(REQUEST_ID, id);
         }
-        if let Some(parent) = trace_parent(request) {
-            headers.insert(TRACE_PARENT, parent.clone());
+        let parent = RequestContext::with(|context| context.trace_parent.clone()).flatten();
+        if let Some(parent) = parent
+            && let Ok(parent) = HeaderValue::from_str(&parent)
+        {
+            headers.insert(TRACE_PARENT, parent);
+        }
+        if let Some(span) = &mut self.span {
+            span.answered(status);
         }
         headers.insert(PRAGMA, NO_CACHE);
         headers.insert(CACHE_CONTROL, NEVER_STORED);
@@ -298,11 +348,13 @@ impl Passage<'_> {
                 head.no_chunking(true);
                 head.set_connection_type(ConnectionType::Close);
             }
-            let in_work = InWork::enter(web::Data::clone(edge));
+            let in_work = InWork::enter(web::Data::clone(edge), self.span.take());
             return response.map_body(|_, body| {
                 BoxBody::new(Held {
                     body,
-                    _in_work: in_work,
+                    in_work,
+                    // Nobody asks for the body.
+                    ended: request.method() == Method::HEAD,
                 })
             });
         }

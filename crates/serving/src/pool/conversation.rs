@@ -267,7 +267,10 @@ impl Dispatcher {
                                 };
                                 match outcome {
                                     Ok(reply) => job.succeed(reply, ran),
-                                    Err(failure) => job.fail(ServingError::Run(failure)),
+                                    Err(failure) => {
+                                        job.ran(ran);
+                                        job.fail(ServingError::Run(failure));
+                                    }
                                 }
                             }
                             self.record(&done.metrics, heard);
@@ -344,6 +347,7 @@ impl InFlight<'_> {
         let now = Instant::now();
         let id = held.job.request.id.as_str().to_owned();
         let claim = held.job.claim.clone();
+        held.job.handed_over(now, self.dispatcher.id, 1);
         let request = Request {
             handed_over: now,
             due: now.checked_add(limit),

@@ -263,7 +263,10 @@ impl Dispatcher {
                     live.push(held);
                 }
                 Ok(reply) => held.job.succeed(reply, round.ran),
-                Err(failure) => held.job.fail(ServingError::Run(failure)),
+                Err(failure) => {
+                    held.job.ran(round.ran);
+                    held.job.fail(ServingError::Run(failure));
+                }
             }
         }
         live
@@ -347,6 +350,9 @@ impl Dispatcher {
     ) -> Result<Option<Round>, End> {
         let mut held: Vec<Option<Held>> = held.into_iter().map(Some).collect();
         let handed_over = Instant::now();
+        for one in held.iter().flatten() {
+            one.job.handed_over(handed_over, self.id, held.len());
+        }
         let (sender, receiver) = worker.channel.halves();
         let items = held.iter().flatten();
         let items = items.map(|held| (&held.job.request, held.known));
@@ -538,6 +544,7 @@ fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, ran: Ra
     match outcome {
         Err(failure) => {
             for job in jobs_of(held) {
+                job.ran(ran);
                 job.fail(ServingError::Run(failure.clone()));
             }
         }
@@ -548,7 +555,10 @@ fn answer(held: Vec<Option<Held>>, outcome: Result<Replies, RunFailure>, ran: Ra
                 };
                 match reply {
                     Ok(reply) => job.succeed(reply, ran),
-                    Err(failure) => job.fail(ServingError::Run(failure)),
+                    Err(failure) => {
+                        job.ran(ran);
+                        job.fail(ServingError::Run(failure));
+                    }
                 }
             }
         }

@@ -411,7 +411,7 @@ async fn own_description(
         urgency: Urgency::default(),
     };
     edge.inference
-        .infer(request)
+        .infer(request, None)
         .await
         // A description in parts is its first one.
         .map(|answer| answer.reply)

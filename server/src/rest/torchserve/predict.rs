@@ -11,7 +11,8 @@ use crate::rest::body::{Fields, Limits};
 use crate::rest::events::Wanted;
 use crate::rest::query::Parameters;
 use crate::rest::routes::{Predict, Told};
-use crate::rest::{Edge, RestError, body, respond, trace};
+use crate::rest::{Edge, RestError, body, respond, spans, trace};
+use crate::telemetry::RequestContext;
 
 /// Names that tell the handler what the server decided. A client's own are dropped.
 const RESERVED: &[&str] = &[
@@ -84,7 +85,9 @@ pub(super) async fn predict(
         headers,
         urgency,
     };
-    respond::answer(edge.inference.infer(request).await?, Wanted::by(http))
+    let course = RequestContext::with(|context| context.course.clone()).flatten();
+    let answer = edge.inference.infer(request, course).await?;
+    respond::answer(answer, Wanted::by(http))
 }
 
 fn urgency(request: &HttpRequest) -> Result<Urgency, RestError> {
@@ -147,10 +150,12 @@ fn with_query(parts: Vec<Part>, query: Parameters, limits: Limits) -> Result<Vec
 fn client_headers(request: &HttpRequest, body_bytes: usize) -> Headers {
     let decoded = request.headers().contains_key(CONTENT_ENCODING);
     let mut headers = Headers::with_capacity(request.headers().len() + 2);
+    let parent = RequestContext::with(|context| context.trace_parent.clone()).flatten();
     for (name, value) in request.headers() {
         if RESERVED.contains(&name.as_str())
             || name == CONTENT_ENCODING
-            || name == trace::TRACE_PARENT && trace::trace_parent(request).is_none()
+            || name == trace::TRACE_PARENT
+            || name == spans::TRACE_STATE && trace::trace_parent(request).is_none()
         {
             continue;
         }
@@ -165,6 +170,9 @@ fn client_headers(request: &HttpRequest, body_bytes: usize) -> Headers {
             Some((_, earlier)) => *earlier = value,
             None => headers.push((name.to_owned(), value)),
         }
+    }
+    if let Some(parent) = parent {
+        headers.push((trace::TRACE_PARENT.as_str().to_owned(), parent.to_string()));
     }
     headers
 }
