@@ -12,7 +12,7 @@ use crate::cli::Options;
 use crate::doors::Doors;
 use crate::listen::{Listeners, Socket, connection_limit};
 use crate::rest::{self, Connection, Edge, Traffic, body};
-use crate::settings::{Settings, raw::Raw};
+use crate::settings::{Environment, Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
@@ -32,6 +32,8 @@ const HEAD_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Plan<'p> {
     /// The command line.
     pub(crate) options: &'p Options,
+    /// Where, as far as variables say.
+    pub(crate) environment: &'p Environment,
     /// What was written, for the log.
     pub(crate) raw: &'p Raw,
     /// What it means.
@@ -69,6 +71,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let started = Instant::now();
     let Plan {
         options,
+        environment,
         raw,
         settings,
         restoring,
@@ -103,7 +106,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         ping_requires_ready: settings.ping_requires_ready,
         traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
         exporter: exporter.clone(),
-        traces: Traces::start(),
+        traces: Traces::start(environment),
     });
     let whereabouts = listeners.whereabouts();
     let server = http_server(&edge, &settings, listeners)?;

@@ -88,6 +88,7 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
         recorded.and_then(|()| {
             let ended = app::run(app::Plan {
                 options,
+                environment,
                 raw: &raw,
                 settings,
                 restoring,

@@ -441,7 +441,7 @@ fn a_collector_that_is_not_there_holds_up_nobody_and_is_told_once() {
                 .send()
                 .expect(200);
         }
-        server.wait_for(told);
+        server.wait_until("it is told", || server.output().contains(told));
     }
     let began = Instant::now();
     assert!(server.stop().success());

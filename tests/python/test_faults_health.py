@@ -39,8 +39,21 @@ class Loads:
 
 
 def ready(server, model):
-    answer = server.manage("GET", f"/v1/models/{model}")
-    return answer.status_code == 200 and answer.json()["ready"]
+    """What every probe of a model says. They agree once they are asked at one moment."""
+
+    def told():
+        v1 = server.manage("GET", f"/v1/models/{model}")
+        paths = (f"/v2/models/{model}/ready", f"/v2/models/{model}/versions/1.0/ready")
+        ask = (server.infer, lambda path, method: server.manage(method, path))
+        v2 = [of(path, method="GET") for of in ask for path in paths]
+        assert all(answer.json()["ready"] == (answer.status_code == 200) for answer in v2)
+        return {v1.json()["ready"], *(answer.status_code == 200 for answer in v2)}
+
+    return wait_until("the probes agree", lambda: len(all_say := told()) == 1 and all_say) == {True}
+
+
+def server_ready(server):
+    return server.infer("/v2/health/ready", method="GET").status_code == 200
 
 
 def pinged(server):
@@ -58,10 +71,13 @@ def test_a_server_lives_at_once_and_a_model_is_ready_when_it_is_loaded_hl_01_hl_
         # may still come.
         assert pinged(server) == 200
         assert not ready(server, "slow"), "nothing is loaded"
+        assert not server_ready(server)
+        assert server.infer("/v2/health/live", method="GET").status_code == 200
         assert {w["status"] for w in server.describe("slow")["workers"]} == {"UNLOADING"}
     gate.touch()
     # Without a call of the model, and with nobody who would have to make one.
     wait_until("it is ready", lambda: ready(server, "slow"))
+    wait_until("all its workers are there", lambda: server_ready(server))
     assert server.predict("slow", b"x").text == "loaded"
 
 
@@ -88,6 +104,11 @@ def test_damaged_archives_are_told_loudly_and_the_others_load_hl_02(start, tmp_p
         line = next(line for line in server.output.splitlines() if f"load model: {name}" in line)
         assert re.search(r"\[(WARN|ERROR)", line), line
     assert server.models() == ["good"]
+    assert not server_ready(server)
+    missed = server.manage("GET", "/v2/health/ready").json()["models"]
+    assert {one["name"] for one in missed} == {"short", "empty", "magic", "text"}
+    assert {one["reason"] for one in missed} == {"not registered"}
+    assert pinged(server) == 200, "as in TorchServe"
     assert server.run("result = ['x']", "good").text == "x"
     assert server.work_folders() and len(server.work_folders()) == 1
 
@@ -100,7 +121,7 @@ def test_readiness_follows_the_workers_hl_03_hl_04(server, isolation):
         config=f"workerIsolation: {isolation}\nresponseTimeout: 1\nmaxRetryTimeoutInSec: 60\n",
         initial_workers=2,
     )
-    assert ready(server, model)
+    assert ready(server, model) and server_ready(server)
     for number in (signal.SIGKILL, signal.SIGSTOP):
         pids = set(server.worker_pids(model))
         for pid in pids:
@@ -116,9 +137,10 @@ def test_readiness_follows_the_workers_hl_03_hl_04(server, isolation):
             for call in calls:
                 call.start()
             wait_until("it is not ready", lambda: not ready(server, model), 10)
+            assert not server_ready(server)
         else:
             calls = []
-            wait_until("it is not ready", lambda: not ready(server, model), 1)
+            wait_until("it is not ready", lambda: not server_ready(server), 1)
         # It comes back by itself.
         wait_until("it is ready again", lambda: ready(server, model))
         server.wait_for_workers(model)
@@ -242,7 +264,7 @@ def test_with_a_grace_no_call_fails_at_all_hl_06(start, tmp_path):
     callers = Callers(server, tmp_path)
     server.process.send_signal(signal.SIGTERM)
     wait_until("it is not ready", lambda: pinged(server) == 500, 2)
-    assert not ready(server, "m")
+    assert not ready(server, "m") and not server_ready(server)
     # As a balancer that looks once a second.
     seen = len(callers.heard)
     wait_until("calls are answered in the grace", lambda: len(callers.heard) > seen + 20)
@@ -308,6 +330,45 @@ def test_any_user_with_a_read_only_store_can_serve_hl_09(start, tmp_path_factory
     assert re.search(rf"unpacked in `{server.store}`.*`TEMP`", refusal(usual))
     temp.chmod(0o755)
     assert re.search(rf"`TMPDIR`.*{temp}/.model_server.pid", refusal(usual))
+
+
+# The system's folders and the server's own cannot be written to, but for the one of temporary files.
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"'
+
+
+def read_only_but_for(folder):
+    return ("unshare", "--mount", "sh", "-c", READ_ONLY, folder)
+
+
+@pytest.mark.skipif(
+    not can_run(*read_only_but_for("/tmp"), *AS_NOBODY), reason="file systems cannot be mounted here"
+)
+def test_a_read_only_root_will_do_hl_09(start, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("read-only")
+    for one in (folder, *folder.parents[:2]):
+        one.chmod(0o755)
+    temp = folder / "tmp"
+    server = start.make(
+        folder=folder,
+        prefix=(*read_only_but_for(temp), *AS_NOBODY),
+        env={"PATH": os.environ["PATH"]},
+        inherit_env=False,
+    )
+    server.switches.remove("--ncs")
+    server.env.pop("HOME", None)
+    server.ready_file = temp / "ready.json"
+    temp.chmod(0o777)
+    write_model(server.store, "m", {}, runtime="echo")
+    server.start()
+    assert server.register("m", initial_workers=2).status_code == 200
+    # A large body goes through shared memory.
+    body = os.urandom(300_000)
+    assert server.predict("m", body).content == body
+    assert server.infer("/v2/health/ready", method="GET").status_code == 200
+    assert server.output.count("no snapshot can be written") == 1
+    assert not [path for path in folder.iterdir() if path.stat().st_uid == 10001]
+    server.stop()
+    assert server.process.returncode == 0
 
 
 ONE_CORE = ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))

@@ -19,6 +19,8 @@ use opentelemetry_sdk::trace::{
 };
 use tokio::runtime::Handle;
 
+use crate::settings::Environment;
+
 /// How long the last spans may take to reach the collector when the server ends.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 
@@ -130,8 +132,8 @@ pub(crate) struct Traces {
 impl Traces {
     /// As the environment says: most servers have none. To be called inside the runtime that the
     /// collector is to be reached from.
-    pub(crate) fn start() -> Option<Self> {
-        let variable = |name: &str| std::env::var(name).ok();
+    pub(crate) fn start(environment: &Environment) -> Option<Self> {
+        let variable = |name: &str| environment.get(name).map(str::to_owned);
         let warnings = match Wanted::by(variable) {
             Wanted::Off => return None,
             Wanted::Impossible(reason) => {
@@ -143,7 +145,7 @@ impl Traces {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        match Self::to_collector(timeout(variable)) {
+        match Self::to_collector(timeout(variable), resource(variable)) {
             Ok(traces) => {
                 tracing::info!("traces are sent to the OpenTelemetry collector");
                 Some(traces)
@@ -156,7 +158,7 @@ impl Traces {
         }
     }
 
-    fn to_collector(timeout: Duration) -> anyhow::Result<Self> {
+    fn to_collector(timeout: Duration, resource: Resource) -> anyhow::Result<Self> {
         // Fails where it was settled before, which is as good.
         let _settled = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder()
@@ -184,7 +186,7 @@ impl Traces {
         };
         let provider = SdkTracerProvider::builder()
             .with_span_processor(processor)
-            .with_resource(resource())
+            .with_resource(resource)
             .build();
         Ok(Self {
             tracer: provider.tracer("torchserve"),
@@ -215,13 +217,14 @@ impl Traces {
     }
 }
 
-/// What spans are of, unless the environment says otherwise.
-fn resource() -> Resource {
-    let named = std::env::var("OTEL_SERVICE_NAME").is_ok_and(|name| !name.is_empty())
-        || std::env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|all| {
-            all.split(',')
-                .any(|one| one.trim().starts_with("service.name="))
-        });
+/// What spans are of. The library reads the same variables for the rest of it.
+fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
+    let names_service = |all: String| {
+        let mut all = all.split(',').map(str::trim_start);
+        all.any(|one| one.starts_with("service.name="))
+    };
+    let named = variable("OTEL_SERVICE_NAME").is_some_and(|name| !name.is_empty())
+        || variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(names_service);
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let pid = KeyValue::new("process.pid", i64::from(std::process::id()));
     let resource = Resource::builder().with_attributes([version, pid]);
