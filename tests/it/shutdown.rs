@@ -240,3 +240,53 @@ fn a_model_that_cannot_be_loaded_does_not_stop_the_others() {
             .all(|name| output.contains("Failed to load model") && output.contains(name))
     });
 }
+
+#[test]
+fn a_registration_that_has_begun_is_finished() {
+    let mut server = serving("");
+    let slow = "minWorkers: 1\nmaxWorkers: 1\necho:\n  loadMicros: 1500000\n";
+    server.echo_model("slow", "1.0", slow);
+    let registering = server.manage("POST", "/models?url=slow&initial_workers=1");
+    let call = std::thread::Builder::new()
+        .spawn(move || registering.send())
+        .unwrap();
+    server.wait_until("its worker is started", || server.children().len() > 1);
+    let status = server.stop();
+    assert!(status.success(), "{status}");
+    let answer = call.join().unwrap().expect(200);
+    assert!(answer.text().contains("registered with 1 initial workers"));
+    assert!(server.children().is_empty());
+}
+
+#[test]
+fn requests_that_do_not_end_are_given_up_and_their_workers_killed() {
+    let server = server()
+        .echo_model(
+            "m",
+            "minWorkers: 1\nmaxWorkers: 1\necho:\n  batchMicros: 60000000\n",
+        )
+        .config("drain_timeout=1")
+        .args(&["--models", "m"]);
+    let mut server = server.start();
+    server.wait_ready("m");
+    let pids = server.worker_pids("m");
+    let busy = server.infer("POST", "/predictions/m").body("x");
+    assert!(busy.limit(Duration::from_millis(300)).try_send().is_err());
+    let request = server.infer("POST", "/predictions/m").body("x");
+    let call = std::thread::Builder::new()
+        .spawn(move || request.try_send())
+        .unwrap();
+    server.wait_until("it waits", || {
+        server.describe("m")["jobQueueStatus"]["pendingRequests"] == 1
+    });
+    let began = Instant::now();
+    assert!(server.stop().success());
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    let output = server.output();
+    assert!(output.contains("given up: 1"), "{output}");
+    drop(call.join().unwrap());
+    for pid in pids {
+        assert!(fs_err::metadata(format!("/proc/{pid}")).is_err(), "{pid}");
+    }
+}
