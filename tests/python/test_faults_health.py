@@ -332,7 +332,7 @@ def test_any_user_with_a_read_only_store_can_serve_hl_09(start, tmp_path_factory
     assert re.search(rf"`TMPDIR`.*{temp}/.model_server.pid", refusal(usual))
 
 
-# The system's folders and the server's own cannot be written to, but for the one of temporary files.
+# Nothing can be written to but the folder of temporary files.
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"'
 
 
@@ -341,7 +341,8 @@ def read_only_but_for(folder):
 
 
 @pytest.mark.skipif(
-    not can_run(*read_only_but_for("/tmp"), *AS_NOBODY), reason="file systems cannot be mounted here"
+    not can_run(*read_only_but_for("/tmp"), *AS_NOBODY),
+    reason="file systems cannot be mounted here",
 )
 def test_a_read_only_root_will_do_hl_09(start, tmp_path_factory):
     folder = tmp_path_factory.mktemp("read-only")
