@@ -1,7 +1,7 @@
 //! May this be done? A pure function of the action, the settings and the token, the same for every
 //! transport.
 
-use super::tokens::{Bearer, TokenKind};
+use super::keys::{Bearer, TokenKind};
 
 /// What a route does, as far as permission goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) fn decide(action: Action, rules: Rules, bearer: Bearer) -> Result<(),
     };
     if let Some(needed) = needed
         && rules.tokens
-        && bearer != Bearer::Of(needed)
+        && !bearer.holds(needed)
     {
         return Err(match action {
             Action::RenewToken => Denied::RenewalToken,
@@ -88,7 +88,7 @@ mod tests {
                 _ => Ok(()),
             };
             assert_eq!(
-                decide(action, rules, Bearer::Nobody),
+                decide(action, rules, Bearer::NOBODY),
                 expected,
                 "{action:?}"
             );
@@ -105,7 +105,7 @@ mod tests {
         for action in ACTIONS {
             let good: Vec<_> = kinds
                 .into_iter()
-                .filter(|kind| decide(action, rules, Bearer::Of(*kind)).is_ok())
+                .filter(|kind| decide(action, rules, Bearer::of(*kind)).is_ok())
                 .collect();
             let expected = match action {
                 Action::Infer => vec![TokenKind::Inference],
@@ -114,7 +114,7 @@ mod tests {
                 Action::ReadMetrics | Action::AskOptions => kinds.to_vec(),
             };
             assert_eq!(good, expected, "{action:?}");
-            let nobody = decide(action, rules, Bearer::Nobody).is_ok();
+            let nobody = decide(action, rules, Bearer::NOBODY).is_ok();
             let open = matches!(action, Action::ReadMetrics | Action::AskOptions);
             assert_eq!(nobody, open, "{action:?}");
         }
