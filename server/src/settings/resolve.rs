@@ -727,6 +727,12 @@ mod tests {
     }
 
     /// A valid value that is not the default.
+    /// Made by openssl.
+    const TRUSTED_KEY: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/trusted_key.pem"
+    );
+
     fn sample(key: &super::super::raw::Key) -> String {
         let named = match key.name {
             "load_models" => "a.mar",
@@ -738,6 +744,9 @@ mod tests {
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
             "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,
+            "inference_token" | "management_token" => "long-enough",
+            "allowed_sha256" => "/dev/null",
+            "trusted_keys" => TRUSTED_KEY,
             _ => "",
         };
         if !named.is_empty() {
@@ -757,14 +766,20 @@ mod tests {
     #[test]
     fn every_key_in_force_changes_what_is_resolved() {
         let shown = |pairs: &[(&str, &str)]| format!("{:?}", resolved(pairs).unwrap());
-        let defaults = shown(&[]);
         for key in KEYS.iter().filter(|key| key.effect == Effect::InForce) {
             // Obeyed where the layers are made; tested there.
             if ["enable_envvars_config", "use_env_allowed_urls"].contains(&key.name) {
                 continue;
             }
-            let changed = shown(&[(key.name, &sample(key))]);
-            assert!(changed != defaults, "`{}` changes nothing", key.name);
+            let mut pairs = match key.name {
+                // Without a key it is a fault.
+                "require_signature" => vec![("trusted_keys", TRUSTED_KEY)],
+                _ => Vec::new(),
+            };
+            let before = shown(&pairs);
+            let sample = sample(key);
+            pairs.push((key.name, &sample));
+            assert!(shown(&pairs) != before, "`{}` changes nothing", key.name);
         }
     }
 
