@@ -18,12 +18,6 @@ fn odd_names() -> Vec<String> {
         ".hidden",
         "a\0b",
         "a\nb",
-        " a",
-        "a b",
-        "$(touch x)",
-        "`x`",
-        "a;b",
-        "m\u{202e}",
     ];
     let long = "n".repeat(300);
     names.into_iter().map(str::to_owned).chain([long]).collect()
@@ -116,7 +110,7 @@ fn a_url_that_is_a_path_finds_models_only_se_04() {
     assert!(names(&server.folder().join("store")).is_empty());
 }
 
-/// SE-11: names reach no shell, and odd ones are refused by a rule that is told.
+/// SE-11: TorchServe takes such names, and so they are names here; nothing that sees them is a shell.
 #[test]
 fn no_name_is_run_se_11() {
     let server = server().echo_model("m", "").start();
@@ -124,15 +118,30 @@ fn no_name_is_run_se_11() {
         "m;touch canary",
         "$(touch canary)",
         "`touch canary`",
-        "m\ntouch canary",
         "'\"m",
+        "m\ntouch canary",
     ] {
-        let path = format!("/models?url=m&model_name={}", encoded(name));
-        let answer = server.manage("POST", &path).send().expect(400);
-        assert!(message(&answer).contains("letters"), "{}", message(&answer));
-        let path = format!("/models?url=m&handler={}&initial_workers=1", encoded(name));
+        let model = encoded(name);
+        let path = format!("/models?url=m&initial_workers=1&model_name={model}");
+        let status = server.manage("POST", &path).send().status;
+        assert_eq!(
+            status,
+            if name.contains('\n') { 400 } else { 200 },
+            "{name}"
+        );
+        server
+            .infer("POST", &format!("/predictions/{model}"))
+            .body("x")
+            .send();
+        server.manage("DELETE", &format!("/models/{model}")).send();
+        let path = format!("/models?url=m&initial_workers=1&handler={model}");
         server.manage("POST", &path).send();
         server.manage("DELETE", "/models/m").send();
     }
-    assert!(!names(server.folder()).iter().any(|name| name == "canary"));
+    let found = [
+        names(server.folder()),
+        names(&server.folder().join("store")),
+    ]
+    .concat();
+    assert!(!found.iter().any(|name| name == "canary"), "{found:?}");
 }
