@@ -105,7 +105,9 @@ def explain(raised: BaseException) -> BaseException:
 def _named_in(text: str) -> str:
     """What torch's message says was refused."""
     _, found, after = text.partition("GLOBAL ")
-    return f"`{after.split()[0]}`" if found and after.split() else "more than tensors and plain data"
+    return (
+        f"`{after.split()[0]}`" if found and after.split() else "more than tensors and plain data"
+    )
 
 
 def _refusal(what: str) -> LoadPolicyError:

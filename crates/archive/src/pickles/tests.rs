@@ -6,6 +6,20 @@ use zip::write::SimpleFileOptions;
 
 use super::*;
 
+proptest::proptest! {
+    /// Also of bytes that begin like something.
+    #[test]
+    fn any_bytes_are_looked_at(
+        start in 0..8_usize,
+        rest in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300),
+    ) {
+        let starts: [&[u8]; 8] = [
+            b"", b"PK\x03\x04", b"\x1f\x8b\x08", b"\x78\x9c", b"\x93NUMPY", b"(cos\n", b"\x80\x04", b"(lp0\n",
+        ];
+        let _found = found(&[starts[start], &rest].concat());
+    }
+}
+
 /// `os.mkdir('x')` in each protocol, as CPython writes it.
 const CALLS: &[&[u8]] = &[
     b"cposix\nmkdir\np0\n(Vx\np1\ntp2\nRp3\n.",
