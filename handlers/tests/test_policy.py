@@ -1,5 +1,5 @@
-"""`load_policy`: what a host refuses to unpickle. Each case has a process of its own, since an audit
-hook stays for the life of its process."""
+"""`load_policy`: what a host refuses to unpickle. Each case has a process of its own, since an
+audit hook stays for the life of its process."""
 
 import os
 import pickle

@@ -1,5 +1,5 @@
-"""What a model's files may make the server build (`load_policy`), with real files of torch, and that
-requests never are what decides (kind K2)."""
+"""What a model's files may make the server build (`load_policy`), with real files of torch; what is
+signed; and what no worker is told (kind K2)."""
 
 import json
 import pickle

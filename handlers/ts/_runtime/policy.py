@@ -20,7 +20,8 @@ from typing import Any
 
 # Types that hold nothing but what is put into them, and what they are made with.
 _PLAIN = {
-    "builtins": "bool bytearray bytes complex dict float frozenset int list range set slice str tuple",
+    "builtins": "bool bytearray bytes complex dict float frozenset int list range set slice str"
+    " tuple",
     "collections": "Counter OrderedDict defaultdict deque",
     "datetime": "date datetime time timedelta timezone",
     "decimal": "Decimal",
@@ -35,8 +36,8 @@ _PLAIN_NAMES = frozenset(
 # Protocols up to 2 call `builtins` by its name of old.
 _OLD_NAMES = {"__builtin__": "builtins"}
 
-# Who may read pickles all the same: what processes of one program send each other, and torch's cache
-# of what it has compiled. Folders end in a slash.
+# Who may read pickles all the same: what processes of one program send each other, and torch's
+# cache of what it has compiled. Folders end in a slash.
 _OF_PYTHON = ("multiprocessing/", "concurrent/futures/")
 _OF_TORCH = (
     "multiprocessing/",
@@ -54,7 +55,7 @@ _TORCH_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _TORCHS_REFUSALS = {
     "Weights only load failed": "",
     "Can not safely load weights when explicit pickle_module": "a `pickle_module`",
-    "Cannot use ``weights_only=True`` with TorchScript": "TorchScript, which `torch.jit.load` reads,",
+    "Cannot use ``weights_only=True`` with TorchScript": "TorchScript (`torch.jit.load` reads it)",
 }
 
 
@@ -72,7 +73,7 @@ _exempt: tuple[str, ...] = ()
 
 
 def enforce(policy: str) -> None:
-    """Puts a policy in force for the rest of this process. Called before the handler is imported."""
+    """Puts a policy in force for the rest of this process, before the handler is imported."""
     global _in_force, _exempt
     if policy == "any" or _in_force != "any":
         # All workers of a host have one model, so one policy.
@@ -85,7 +86,7 @@ def enforce(policy: str) -> None:
 
 
 def explain(raised: BaseException) -> BaseException:
-    """The refusal behind what a handler raised, in words that name the policy; else what it raised."""
+    """The refusal behind what a handler raised, in the policy's words; else what it raised."""
     if _in_force == "any":
         return raised
     found: BaseException | None = raised

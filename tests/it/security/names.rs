@@ -87,7 +87,7 @@ fn a_url_that_is_a_path_finds_models_only_se_04() {
         format!("{beside}/store/../secret.mar"),
         "/etc/passwd".to_owned(),
         "/proc/self/environ".to_owned(),
-        beside.clone(),
+        beside,
         "/".to_owned(),
         ".".to_owned(),
     ] {
