@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ts_archive::Format;
-use ts_types::Runtime;
+use ts_types::{LoadPolicy, Runtime};
 
 /// Packs a model into an archive that the server can load.
 #[derive(Debug, Parser)]
@@ -30,7 +30,42 @@ pub(crate) enum Command {
     /// Show manifest, members, sizes and checksums of an archive.
     Inspect(LookArgs),
     /// Tell whether a server would load an archive, and every reason why not.
-    Verify(LookArgs),
+    Verify(VerifyArgs),
+    /// Make a key to sign archives with.
+    Keygen(KeygenArgs),
+    /// Sign archives or folders of unpacked models: writes a file beside each.
+    Sign(SignArgs),
+}
+
+/// What to verify, and how.
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pub(crate) look: LookArgs,
+    /// Public keys, in files or folders, of those one of whom has to have signed it.
+    #[arg(long, value_delimiter = ',', value_name = "PATHS")]
+    pub(crate) trusted_keys: Vec<PathBuf>,
+    /// Refuse what a server with this `load_policy` would refuse: `strict` takes no pickle.
+    #[arg(long, value_name = "POLICY", default_value = "any")]
+    pub(crate) load_policy: LoadPolicy,
+}
+
+/// Where the key goes.
+#[derive(Debug, Args)]
+pub(crate) struct KeygenArgs {
+    /// File of the private key. The public one goes beside it, with `.pub` added to its name.
+    pub(crate) path: PathBuf,
+}
+
+/// What to sign.
+#[derive(Debug, Args)]
+pub(crate) struct SignArgs {
+    /// File of the private key.
+    #[arg(long)]
+    pub(crate) key: PathBuf,
+    /// Archives, or folders of unpacked models.
+    #[arg(required = true)]
+    pub(crate) paths: Vec<PathBuf>,
 }
 
 /// What to look at.

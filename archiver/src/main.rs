@@ -1,12 +1,14 @@
 //! `torch-model-archiver`: packs a model, or looks at one that was packed.
 //!
 //! `cli` has the flags as they are typed, `model` turns them into an archive, `extra` finds the
-//! extra files, `report` prints what is in an archive and what is wrong with it.
+//! extra files, `report` prints what is in an archive and what is wrong with it, `sign` makes keys and
+//! signatures.
 
 mod cli;
 mod extra;
 mod model;
 mod report;
+mod sign;
 
 use std::process::ExitCode;
 
@@ -23,6 +25,8 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Some(Command::Inspect(args)) => report::inspect(args),
         Some(Command::Verify(args)) => report::verify(args),
+        Some(Command::Keygen(args)) => sign::keygen(args),
+        Some(Command::Sign(args)) => sign::sign(args),
         None => source_date_epoch().and_then(|created| model::pack(&cli.pack, created)),
     };
     done.unwrap_or_else(|error| {

@@ -4,12 +4,14 @@
     reason = "the report is the output of these commands"
 )]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ts_archive::{Inspection, UnpackLimits};
+use ts_archive::{Inspection, TrustedKeys, UnpackLimits, strict_problem};
+use ts_types::LoadPolicy;
 
-use crate::cli::LookArgs;
+use crate::cli::{LookArgs, VerifyArgs};
 
 /// Prints what is in an archive.
 pub(crate) fn inspect(args: &LookArgs) -> Result<ExitCode> {
@@ -42,8 +44,19 @@ fn print_inspection(found: &Inspection) -> Result<()> {
 }
 
 /// Prints why a server would not load an archive; the exit code is 1 if there is a reason.
-pub(crate) fn verify(args: &LookArgs) -> Result<ExitCode> {
-    let problems = ts_archive::verify(&args.path, &UnpackLimits::default())?;
+pub(crate) fn verify(args: &VerifyArgs) -> Result<ExitCode> {
+    let (limits, path) = (UnpackLimits::default(), &args.look.path);
+    let mut problems = ts_archive::verify(path, &limits)?;
+    if !args.trusted_keys.is_empty() {
+        let keys = TrustedKeys::read(args.trusted_keys.iter().map(PathBuf::as_path));
+        let keys = keys.map_err(anyhow::Error::msg)?;
+        problems.extend(keys.problem(path, &limits)?);
+    }
+    // What cannot be unpacked has its problem already.
+    if args.load_policy == LoadPolicy::Strict && problems.is_empty() {
+        problems.extend(strict_problem(path, &limits)?);
+    }
+    let args = &args.look;
     if args.json {
         println!(
             "{}",

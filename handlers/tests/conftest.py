@@ -59,6 +59,7 @@ def make_model(tmp_path: Path) -> Callable[..., dict[str, Any]]:
                 "ts_request_sequence_start",
                 "ts_request_sequence_end",
             ),
+            "load_policy": "any",
             "intra_op_threads": 1,
             "change_dir": True,
         } | spec

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
 
-use crate::auth::{Guard, KEY_FILE, Tokens};
+use crate::auth::{GivenKeys, Guard, KEY_FILE, OwnKeys, Tokens};
 use crate::cli::Options;
 use crate::doors::Doors;
 use crate::listen::{Listeners, Socket, connection_limit};
@@ -214,19 +214,32 @@ fn http_server(
 }
 
 fn guard(settings: &Settings) -> anyhow::Result<Guard> {
-    let tokens = if settings.token_authorization {
+    let tokens = if !settings.token_authorization {
+        None
+    } else if settings.tokens.is_empty() {
         let file = std::env::current_dir()?.join(KEY_FILE);
         let shown = file.display().to_string();
-        let tokens = Tokens::create(file, settings.token_lifetime).with_context(|| {
-            format!("`{shown}` cannot be written; tokens are told in it (--disable-token-auth)")
+        let keys = OwnKeys::create(file, settings.token_lifetime).with_context(|| {
+            format!(
+                "`{shown}` cannot be written; tokens are told in it. Start the server in another \
+                 folder, choose the tokens yourself (`token_file`, `TS_INFERENCE_TOKEN` and \
+                 `TS_MANAGEMENT_TOKEN`), or do without (--disable-token-auth)"
+            )
         })?;
         tracing::info!(
             "TorchServe now enforces token authorization by default. The tokens are in {shown}; \
              --disable-token-auth switches them off."
         );
-        Some(Arc::new(tokens))
+        Some(Tokens::Own(keys))
     } else {
-        None
+        let keys = GivenKeys::read(settings.tokens.clone());
+        let keys =
+            keys.map_err(|reason| anyhow::anyhow!("`token_file` cannot be used: {reason}"))?;
+        tracing::info!(
+            "TorchServe now enforces token authorization by default. The tokens are those that were \
+             given; --disable-token-auth switches them off."
+        );
+        Some(Tokens::Given(keys))
     };
     Ok(Guard::new(settings.enable_model_api, tokens))
 }

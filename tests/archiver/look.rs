@@ -228,3 +228,104 @@ fn se_15_configuration_that_is_more_than_data_is_refused() {
         );
     }
 }
+
+#[test]
+fn what_was_signed_is_verified_and_what_was_changed_is_not() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let sandbox = Sandbox::empty();
+    let manifest = r#"{"runtime":"echo","model":{"modelName":"m"}}"#;
+    let archive = "m.mar";
+    sandbox.write(archive, zip(&[(MANIFEST, manifest)]));
+    for key in ["ours", "theirs"] {
+        let ran = sandbox.run(&["keygen", key]);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+        assert!(ran.stdout.contains(": key "), "{}", ran.stdout);
+    }
+    let mode = fs_err::metadata(sandbox.path("ours"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let again = sandbox.run(&["keygen", "ours"]);
+    assert_eq!(again.code, 1, "a key is never replaced: {}", again.stdout);
+
+    let verify = |trusted: &str| sandbox.run(&["verify", "--trusted-keys", trusted, archive]);
+    let said = |trusted: &str, words: &str| {
+        let ran = verify(trusted);
+        assert_eq!(ran.code, 1, "{}", ran.stdout);
+        assert!(
+            ran.stdout.contains(words),
+            "{words} is not in {}",
+            ran.stdout
+        );
+    };
+    said("ours.pub", "signature: `");
+    said("ours.pub", "has no signature");
+    let ran = sandbox.run(&["sign", "--key", "ours", archive]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(
+        ran.stdout.contains(&format!("{archive}.sig: signed by ")),
+        "{}",
+        ran.stdout
+    );
+    assert_eq!(verify("ours.pub").code, 0);
+    assert_eq!(verify("theirs.pub,ours.pub").code, 0);
+    said("theirs.pub", "not trusted");
+    let json = sandbox.run(&["verify", "--json", "--trusted-keys", "theirs.pub", archive]);
+    assert!(
+        json.stdout.contains("\"about\":\"signature\""),
+        "{}",
+        json.stdout
+    );
+    let mut bytes = fs_err::read(sandbox.path(archive)).unwrap();
+    bytes.push(0);
+    sandbox.write(archive, bytes);
+    said("ours.pub", "changed since");
+
+    let unusable = sandbox.run(&["sign", "--key", "ours.pub", archive]);
+    assert_eq!(unusable.code, 1);
+    assert!(
+        unusable.stderr.contains("holds no private key"),
+        "{}",
+        unusable.stderr
+    );
+    let nobody = sandbox.run(&["verify", "--trusted-keys", "ours", archive]);
+    assert_eq!(nobody.code, 1);
+    assert!(
+        nobody.stderr.contains("holds no public key"),
+        "{}",
+        nobody.stderr
+    );
+}
+
+#[test]
+fn a_strict_server_is_asked_for_ahead() {
+    let sandbox = Sandbox::empty();
+    let manifest = r#"{"runtime":"echo","model":{"modelName":"m"}}"#;
+    let pickle = "cposix\nmkdir\n(Vx\ntR.";
+    sandbox.write(
+        "m.mar",
+        zip(&[(MANIFEST, manifest), ("labels.txt", pickle)]),
+    );
+    assert_eq!(sandbox.run(&["verify", "m.mar"]).code, 0);
+    assert_eq!(
+        sandbox
+            .run(&["verify", "--load-policy", "weights-only", "m.mar"])
+            .code,
+        0
+    );
+    let ran = sandbox.run(&["verify", "--load-policy", "strict", "m.mar"]);
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.stdout
+            .contains("member `labels.txt` of `m.mar` is a pickle"),
+        "{}",
+        ran.stdout
+    );
+    assert_eq!(
+        sandbox
+            .run(&["verify", "--load-policy", "lax", "m.mar"])
+            .code,
+        2
+    );
+}

@@ -21,6 +21,7 @@ mod registry;
 mod rest;
 mod scaling;
 mod scheduling;
+mod security;
 mod settings;
 mod shutdown;
 mod snapshots;

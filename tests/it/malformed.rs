@@ -12,6 +12,16 @@ use std::path::Path;
 
 use ts_test::Running;
 
+/// An archive of a model with one more member of this name.
+pub(crate) fn escaping(name: &str, ending: &str) -> Vec<u8> {
+    let mut members = packed::model();
+    members.push(packed::file(name, "x"));
+    match ending {
+        "mar" => packed::zip(&members, 0, 0),
+        _ => packed::gzip(&packed::tar(&members)),
+    }
+}
+
 /// Numbers that look random and are the same in every run (SplitMix64).
 struct Dice(u64);
 

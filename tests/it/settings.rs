@@ -23,6 +23,21 @@ fn keys(table: &Value) -> &Vec<Value> {
 }
 
 /// A value for a key that is right and not its default, by its type as the table tells it.
+/// Made by openssl.
+const TRUSTED_KEY: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tests/fixtures/trusted_key.pem"
+);
+
+/// Variables that count though the file does not say so.
+const ALWAYS: [&str; 5] = [
+    "TS_MODEL_SERVER_HOME",
+    "TS_OPEN_INFERENCE_PROTOCOL",
+    "TS_TOKEN_FILE",
+    "TS_INFERENCE_TOKEN",
+    "TS_MANAGEMENT_TOKEN",
+];
+
 fn sample(key: &Value, index: usize) -> String {
     let (name, kind) = (key["key"].as_str().unwrap(), key["type"].as_str().unwrap());
     let default = key["default"].as_str().unwrap();
@@ -31,6 +46,9 @@ fn sample(key: &Value, index: usize) -> String {
         ("number_of_gpu" | "devices", _) => "0".to_owned(),
         ("rate_limit_resources", _) => "gpu:1".to_owned(),
         ("log_filter", _) => "debug".to_owned(),
+        ("inference_token" | "management_token", _) => "long-enough".to_owned(),
+        ("allowed_sha256", _) => "/dev/null".to_owned(),
+        ("trusted_keys", _) => TRUSTED_KEY.to_owned(),
         (_, "`true` or `false`") => (default != "true").to_string(),
         (_, kind) if kind.starts_with("`http:") => format!("http://127.0.0.1:{}", 7100 + index),
         (_, kind) if kind.starts_with('`') => kind.rsplit('`').nth(1).unwrap().to_owned(),
@@ -52,7 +70,13 @@ fn torchserve_config_shows_every_key_with_where_it_came_from() {
         .collect();
     assert!(all.len() >= 90, "{}", all.len());
     // Secrets, and what would fill pages.
-    let secret = |key: &Value| key["key"] == "keystore_pass" || key["key"] == "model_snapshot";
+    let secrets = [
+        "keystore_pass",
+        "inference_token",
+        "management_token",
+        "model_snapshot",
+    ];
+    let secret = |key: &Value| secrets.contains(&key["key"].as_str().unwrap());
 
     // The switches stay off here: the variables below must not count.
     let switches = ["enable_envvars_config", "use_env_allowed_urls"];
@@ -67,7 +91,7 @@ fn torchserve_config_shows_every_key_with_where_it_came_from() {
         }
         if let Some(variable) = key["variable"].as_str() {
             from_environment = from_environment.env(variable, value);
-            if !["TS_MODEL_SERVER_HOME", "TS_OPEN_INFERENCE_PROTOCOL"].contains(&variable) {
+            if !ALWAYS.contains(&variable) {
                 from_file = from_file.env(variable, "from the environment");
             }
         }

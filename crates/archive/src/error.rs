@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ts_types::{Classify, ErrorClass, Invalid, Subject};
 
 use crate::member::{Collision, MemberFault};
+use crate::signature::{KeyId, SignatureFault};
 
 /// Why an archive could not be read, unpacked or written.
 ///
@@ -241,6 +242,44 @@ pub enum ArchiveError {
         /// Bytes found.
         read: u64,
     },
+    /// A file of the model is a pickle, or might hide one, where none may be.
+    #[error(
+        "member `{member}` of `{}` is {found}, which `load_policy=strict` does not allow: weights must \
+         be safetensors, TorchScript, ONNX or compiled ahead of time. Save them so, or let the server \
+         have `load_policy=weights-only`",
+        shown(archive)
+    )]
+    HoldsPickle {
+        /// The archive.
+        archive: PathBuf,
+        /// The member.
+        member: String,
+        /// What it is, with its article.
+        found: String,
+    },
+    /// Nobody that the server trusts has signed it.
+    #[error(
+        "`{}` is refused: {fault}. Trusted are {}; `torch-model-archiver sign` signs",
+        shown(archive),
+        listed(trusted)
+    )]
+    NotTrusted {
+        /// The archive.
+        archive: PathBuf,
+        /// Why not.
+        fault: SignatureFault,
+        /// Whose signature would count.
+        trusted: Vec<KeyId>,
+    },
+    /// A file that should hold a private key holds none.
+    #[error(
+        "`{}` holds no private key of Ed25519 in PKCS#8 PEM; `torch-model-archiver keygen` makes one",
+        path.display()
+    )]
+    NoPrivateKey {
+        /// The file.
+        path: PathBuf,
+    },
     /// The output is there already.
     #[error("{} already exists.\nPlease specify --force/-f option to overwrite the model archive \
              output file", path.display())]
@@ -317,6 +356,9 @@ impl Classify for ArchiveError {
             | Self::SourcesCollide { .. }
             | Self::SourceName { .. }
             | Self::SourceKind { .. }
+            | Self::HoldsPickle { .. }
+            | Self::NotTrusted { .. }
+            | Self::NoPrivateKey { .. }
             | Self::SourceChanged { .. } => ErrorClass::InvalidRequest(Invalid::Model),
             Self::RequirementRefused { .. } => ErrorClass::InvalidRequest(Invalid::Dependencies),
         }
@@ -343,6 +385,11 @@ impl<T> Doing<T> for io::Result<T> {
 fn shown(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     escaped(&name.to_string_lossy())
+}
+
+fn listed(keys: &[KeyId]) -> String {
+    let names: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
+    names.join(", ")
 }
 
 fn line(number: Option<u64>) -> String {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use fs_err as fs;
 use serde_json::{Map, Value};
-use ts_types::{DeviceType, Isolation};
+use ts_types::{DeviceType, Isolation, LoadPolicy};
 
 use crate::error::{ArchiveError, Doing};
 
@@ -87,6 +87,9 @@ pub struct ModelConfig {
     /// `isolateBadRequests`: whether a batch that its handler raised on is run again in halves. Ours,
     /// not TorchServe's.
     pub isolate_bad_requests: Option<bool>,
+    /// `loadPolicy`: what the model's files may make the server deserialise, where that is less than
+    /// the server allows. Ours, not TorchServe's.
+    pub load_policy: Option<LoadPolicy>,
     /// Every other key, for the handler.
     pub other: Map<String, Value>,
     /// What was ignored or moved into its range, one sentence each.
@@ -231,6 +234,7 @@ impl ModelConfig {
             "memoryLimitMb" => self.memory_limit_mb = Some(integer(&value, 1)?),
             "cpuLimit" => self.cpu_limit = Some(cores(&value)?),
             "nativeHandlers" => self.native_handlers = Some(boolean(&value)?),
+            "loadPolicy" => return self.take_load_policy(&value),
             "isolateBadRequests" => self.isolate_bad_requests = Some(boolean(&value)?),
             _ => drop(self.other.insert(key.to_owned(), value)),
         }
@@ -251,6 +255,21 @@ impl ModelConfig {
                 *field(self) = Some(integer(value, 1)?);
                 Ok(())
             }
+        }
+    }
+
+    /// A wish for less that cannot be read is taken for the wish for least.
+    fn take_load_policy(&mut self, value: &Value) -> Result<(), String> {
+        let policy = value.as_str().map(str::parse);
+        self.load_policy = Some(match policy {
+            Some(Ok(policy)) => policy,
+            _ => LoadPolicy::Strict,
+        });
+        match policy {
+            Some(Ok(_)) => Ok(()),
+            _ => Err(format!(
+                "is {value}; known are `any`, `weights-only`, `strict`; `strict` is used"
+            )),
         }
     }
 

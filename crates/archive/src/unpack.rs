@@ -139,6 +139,15 @@ pub fn unpack(
     describe(ArtifactDir { path, owned: true }, source)
 }
 
+/// Moves an unpacked model below `parent`, where it goes with its last user.
+pub(crate) fn adopt(folder: &Path, parent: &Path) -> Result<Artifact, ArchiveError> {
+    let parent = std::path::absolute(parent).doing("find", parent)?;
+    let path = parent.join(uuid::Uuid::new_v4().simple().to_string());
+    let root = model_root(folder)?;
+    fs::rename(&root, &path).doing("rename", &root)?;
+    describe(ArtifactDir { path, owned: true }, folder)
+}
+
 /// A model without a file, in a new folder below `parent`: stands for an archive that cannot be read.
 ///
 /// # Errors
@@ -191,7 +200,7 @@ pub(crate) fn model_root(folder: &Path) -> Result<PathBuf, ArchiveError> {
     }
 }
 
-fn write_member(member: Incoming<'_>, tree: &Path) -> Result<(), ArchiveError> {
+pub(crate) fn write_member(member: Incoming<'_>, tree: &Path) -> Result<(), ArchiveError> {
     let target = member.path.below(tree);
     if member.is_folder {
         return fs::create_dir_all(&target).doing("create", &target);

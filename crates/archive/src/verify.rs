@@ -12,9 +12,12 @@ use crate::error::{ArchiveError, Doing};
 use crate::handler::{HandlerName, check_source};
 use crate::manifest::{MANIFEST_PATH, Manifest};
 use crate::model_config::ModelConfig;
+use crate::pickles::refuse_pickles;
+use crate::pinned::signed;
 use crate::read::{self, Kind};
 use crate::requirements::check_requirements;
-use crate::unpack::{UnpackLimits, create, model_root};
+use crate::signature::{TrustedKeys, read_signature};
+use crate::unpack::{UnpackLimits, create, model_root, unpack};
 
 /// One reason why an archive would not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -74,6 +77,46 @@ pub fn verify(source: &Path, limits: &UnpackLimits) -> Result<Vec<Problem>, Arch
     };
     check_model(&root, source, &mut problems)?;
     Ok(problems)
+}
+
+impl TrustedKeys {
+    /// Why a server that trusts these keys, and asks for a signature, would not take an archive.
+    ///
+    /// # Errors
+    /// As [`verify`].
+    pub fn problem(
+        &self,
+        source: &Path,
+        limits: &UnpackLimits,
+    ) -> Result<Option<Problem>, ArchiveError> {
+        let signature = read_signature(source)?;
+        let checked = self.check(signed(source, limits)?, signature.as_deref());
+        Ok(checked.err().map(|fault| {
+            let error = ArchiveError::NotTrusted {
+                archive: source.to_owned(),
+                fault,
+                trusted: self.ids(),
+            };
+            Problem::of("signature", &error)
+        }))
+    }
+}
+
+/// Why a server with `load_policy=strict` would not take an archive that it could unpack.
+///
+/// # Errors
+/// As [`unpack`].
+pub fn strict_problem(
+    source: &Path,
+    limits: &UnpackLimits,
+) -> Result<Option<Problem>, ArchiveError> {
+    let scratch = tempfile::tempdir().doing("create", &std::env::temp_dir())?;
+    let artifact = unpack(source, scratch.path(), limits)?;
+    match refuse_pickles(&artifact.dir, source) {
+        Err(error @ ArchiveError::HoldsPickle { .. }) => Ok(Some(Problem::archive(&error))),
+        Err(error) => Err(error),
+        Ok(()) => Ok(None),
+    }
 }
 
 impl Problem {

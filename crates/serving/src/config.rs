@@ -1,12 +1,12 @@
 //! What the operator settled, in the form the core wants it: resolved, typed, without origins.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use regex::RegexSet;
-use ts_archive::UnpackLimits;
-use ts_types::{DeviceType, Gather, Isolation, ModelName, ResourceDemand, Version};
+use ts_archive::{Digest, TrustedKeys, UnpackLimits};
+use ts_types::{DeviceType, Gather, Isolation, LoadPolicy, ModelName, ResourceDemand, Version};
 pub use ts_wire::frame::SequenceHeaders;
 
 /// Everything the core needs to know.
@@ -30,10 +30,27 @@ pub struct ServingConfig {
     pub per_model: HashMap<ModelName, HashMap<Version, ModelOverrides>>,
     /// How hosts are made.
     pub hosts: HostConfig,
+    /// What archives may make the server deserialise (`load_policy`).
+    pub load_policy: LoadPolicy,
+    /// Which archives are taken.
+    pub trust: Trust,
     /// Resources that models share, and how much there is of each (`rate_limit_resources`).
     pub resources: Vec<ResourceDemand>,
     /// `ts_header_key_sequence_*`.
     pub sequence_headers: SequenceHeaders,
+}
+
+/// Which archives are taken, whoever names them.
+#[derive(Debug, Clone, Default)]
+pub struct Trust {
+    /// A registration has to say the SHA-256 (`require_sha256`).
+    pub require_sha256: bool,
+    /// If given, the only archives there are (`allowed_sha256`).
+    pub allowed: Option<BTreeSet<Digest>>,
+    /// Whose signatures count (`trusted_keys`).
+    pub keys: TrustedKeys,
+    /// An archive has to have one (`require_signature`).
+    pub require_signature: bool,
 }
 
 /// Defaults that hold for every model unless its archive or its registration says otherwise.
@@ -109,6 +126,8 @@ pub struct HostConfig {
     pub max_response_bytes: u64,
     /// Environment names that hosts do not inherit (`blacklist_env_vars`).
     pub hidden_environment: Option<regex::Regex>,
+    /// Names of variables that hold secrets of the server; hosts do not inherit them either.
+    pub secret_variables: Vec<String>,
     /// The server's version as handlers see it.
     pub server_version: String,
 }

@@ -37,12 +37,15 @@ mod snapshot;
 mod spec;
 mod store;
 mod stream;
+mod trust;
 mod warmup;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, ServingConfig};
+pub use config::{
+    HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, ServingConfig, Trust,
+};
 pub use course::{Course, Milestones};
 pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::Batching;

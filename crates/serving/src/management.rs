@@ -22,7 +22,7 @@ use crate::pool::{Pool, PoolSpec, Resizing, Size};
 use crate::registry::{Decided, Model, ModelVersion};
 use crate::snapshot::{self, SavedModels, SavedVersion};
 use crate::store::Located;
-use crate::{spec, store};
+use crate::{spec, store, trust};
 
 /// Bytes that a registration's URL may have; signed ones of object stores stay well below.
 const MAX_URL_BYTES: usize = 8192;
@@ -358,11 +358,12 @@ impl ManagementService {
         };
         let archive = file_name(&located.path);
         let (artifact, unreadable) = {
-            let (core, path) = (Arc::clone(core), located.path);
-            let restored = registration.restored.clone();
+            let (core, path, expected) = (Arc::clone(core), located.path, located.expected);
+            let (url, restored) = (registration.url.clone(), registration.restored.clone());
             let unpacking = tokio::task::spawn_blocking(move || {
                 let config = &core.config;
-                match ts_archive::unpack(&path, &config.work_dir, &config.unpack_limits) {
+                let url = store::without_digest(&url);
+                match trust::unpack_trusted(config, url, &path, expected) {
                     Ok(artifact) => Ok((artifact, None)),
                     Err(error) => match restored {
                         Some((version, saved)) => {
@@ -402,6 +403,7 @@ impl ManagementService {
             archive,
             given_handler: registration.handler.clone(),
             given_isolation: registration.isolation,
+            given_sha256: registration.sha256.clone(),
             runtime: resolved.runtime,
             device_type: resolved.device_type,
             device_ids: resolved.device_ids.clone(),
@@ -824,7 +826,7 @@ impl Drop for Rollback {
         if let Some(fetched) = self.fetched.take()
             && self.is_new
         {
-            let _best_effort = fs_err::remove_file(&fetched.path);
+            let _best_effort = fetched.remove();
         }
     }
 }
@@ -845,7 +847,14 @@ fn find_again(config: &ServingConfig, saved: &SavedVersion) -> Result<Located, S
         url: saved.mar_name.clone(),
     })?;
     let fetched = saved.fetched.then(|| store::Fetched { path: path.clone() });
-    Ok(Located { path, fetched })
+    let url = saved.url.as_deref().unwrap_or(&saved.mar_name);
+    let (_, expected) = store::expected_digest(url, saved.sha256.as_deref())?;
+    config.trust.check_given(url, expected)?;
+    Ok(Located {
+        path,
+        fetched,
+        expected,
+    })
 }
 
 /// What is registered for an archive that was readable once, so that the model is not forgotten.
@@ -887,7 +896,7 @@ async fn drop_files(version: Arc<ModelVersion>) {
 
 fn remove_fetched(version: &ModelVersion) {
     if let Some(fetched) = &version.fetched
-        && let Err(error) = fs_err::remove_file(&fetched.path)
+        && let Err(error) = fetched.remove()
     {
         tracing::warn!(%error, "a fetched archive stays in the model store");
     }

@@ -25,6 +25,8 @@ pub(crate) struct ModelVersion {
     /// What the registration said, where the archive would not say the same after a restart.
     pub(crate) given_handler: Option<String>,
     pub(crate) given_isolation: Option<Isolation>,
+    /// SHA-256 given at registration, beside its URL.
+    pub(crate) given_sha256: Option<String>,
     pub(crate) runtime: Runtime,
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) device_ids: Option<Vec<u32>>,

@@ -70,6 +70,9 @@ pub struct SavedVersion {
     /// Isolation given at registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_isolation: Option<Isolation>,
+    /// SHA-256 given at registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
     /// The load decides how many workers there are.
     #[serde(default, skip_serializing_if = "is_false")]
     pub autoscale: bool,
@@ -172,6 +175,7 @@ impl SavedVersion {
             fetched: version.fetched.is_some(),
             handler: version.given_handler.clone(),
             worker_isolation: version.given_isolation,
+            sha256: version.given_sha256.clone(),
             autoscale: size.autoscale,
             job_queue_size: Some(limits.job_queue_size),
         }
@@ -207,6 +211,7 @@ impl SavedVersion {
             startup_timeout: Some(Duration::from_secs(self.startup_timeout)),
             autoscale: Some(self.autoscale),
             isolation: self.worker_isolation,
+            sha256: self.sha256.clone(),
             restored: Some((version.clone(), self)),
             ..Registration::default()
         }

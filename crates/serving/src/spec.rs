@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use ts_archive::{Artifact, ModelConfig};
 use ts_types::{
-    DeviceType, Gather, HostLimits, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version,
+    DeviceType, Gather, HostLimits, Isolation, LoadPolicy, ModelLimits, ModelName, Runtime,
+    Scheduling, Version,
 };
 use ts_wire::frame::{BackendKind, EchoBehaviour, Exchange, LoadModel};
 
@@ -166,6 +167,7 @@ pub(crate) fn resolve(
         service_envelope: config.hosts.service_envelope.clone(),
         limit_max_image_pixels: config.hosts.limit_max_image_pixels,
         decode_input_request: config.hosts.decode_input_request,
+        load_policy: load_policy(config, artifact).to_string(),
         // For each start anew: a pool that grows shares the cores among more.
         intra_op_threads: 1,
         server_version: config.hosts.server_version.clone(),
@@ -187,6 +189,12 @@ pub(crate) fn resolve(
         warm_up: WarmUp::read(yaml, artifact.dir.path())?,
         isolate_bad_requests: yaml.isolate_bad_requests,
     })
+}
+
+/// What the files of a model may make its workers deserialise: never more than the operator allows.
+pub(crate) fn load_policy(config: &ServingConfig, artifact: &Artifact) -> LoadPolicy {
+    let own = artifact.config.as_ref().and_then(|yaml| yaml.load_policy);
+    config.load_policy.stricter(own.unwrap_or(LoadPolicy::Any))
 }
 
 /// Refuses a batch delay that outlasts the callers, where all of it is waited for.
@@ -381,7 +389,7 @@ mod tests {
 
     use std::collections::HashMap;
 
-    use crate::config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders};
+    use crate::config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, Trust};
 
     /// The limits of model `m`, version `1.0`, with each layer as given.
     fn limits_of(registration: &Registration, yaml: &str, property: ModelOverrides) -> ModelLimits {
@@ -447,8 +455,11 @@ mod tests {
                 limit_max_image_pixels: true,
                 max_response_bytes: 1000,
                 hidden_environment: None,
+                secret_variables: Vec::new(),
                 server_version: "0".to_owned(),
             },
+            load_policy: LoadPolicy::Any,
+            trust: Trust::default(),
             resources: Vec::new(),
             sequence_headers: SequenceHeaders::default(),
         };

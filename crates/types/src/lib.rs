@@ -12,6 +12,7 @@ pub use id::{IdError, ModelName, RequestId, Version};
 pub use reply::Reply;
 pub use request::{Headers, InferRequest, Part, RequestKind, Urgency};
 pub use spec::{
-    DeviceType, Gather, HostLimits, Isolation, LevelPolicy, ModelLimits, ResourceDemand, Runtime,
-    Scheduling, SequencePolicy, SequenceStrategy, TimeoutAction, UnknownName,
+    DeviceType, Gather, HostLimits, Isolation, LevelPolicy, LoadPolicy, ModelLimits,
+    ResourceDemand, Runtime, Scheduling, SequencePolicy, SequenceStrategy, TimeoutAction,
+    UnknownName,
 };

@@ -99,6 +99,30 @@ named! {
     }
 }
 
+named! {
+    /// What a model's files may make the server build out of pickles.
+    LoadPolicy, "load policy", "`any`, `weights-only`, `strict`" {
+        /// What the handler asks for.
+        Any = "any",
+        /// Tensors and plain data: no pickle may name anything else.
+        WeightsOnly = "weights-only",
+        /// The same, and no file of the model may be a pickle at all.
+        Strict = "strict",
+    }
+}
+
+impl LoadPolicy {
+    /// The one of two that allows less.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        if (other as u8) > (self as u8) {
+            other
+        } else {
+            self
+        }
+    }
+}
+
 /// The numbers that govern one model version. Every one is resolved: whoever reads them need not
 /// know the layer that they came from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -163,6 +163,9 @@ pub struct LoadModel {
     pub limit_max_image_pixels: bool,
     /// Decode JSON and text bodies before the handler sees them.
     pub decode_input_request: bool,
+    /// What the model's files may make the worker build out of pickles: `any`, `weights-only` or
+    /// `strict`.
+    pub load_policy: String,
     /// Threads that one forward pass may use.
     pub intra_op_threads: u32,
     /// The server's version, as handlers see it.

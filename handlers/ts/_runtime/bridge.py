@@ -16,7 +16,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ts._runtime import failures, loader, logs, values
+from ts._runtime import failures, loader, logs, policy, values
 from ts._runtime.output import CallersLeftError, Failure, Functions, Output, Reply
 from ts.context import STREAM_NEXT, Context, Item
 from ts.metrics.caching_metric import Emission
@@ -61,6 +61,7 @@ class Spec(TypedDict):
     decode_input_request: bool
     server_version: str
     sequence_headers: tuple[str, str, str]
+    load_policy: str
     intra_op_threads: int
     change_dir: bool
 
@@ -85,6 +86,7 @@ def load(spec: Spec, functions: Functions | None = None) -> "tuple[Session | Non
     except BaseException as raised:
         # Also `SystemExit`: a script's `sys.exit` must not end the host before it has answered.
         failures.print_traceback(f"loading model {spec['model_name']} failed", raised)
+        raised = policy.explain(raised)
         kind = failures.load_kind(raised, spec["model_dir"])
         return None, kind, failures.one_line(raised, spec["model_dir"])
 
@@ -127,6 +129,7 @@ def _load_in(spec: Spec, functions: Functions | None, loop: "EventLoop | None") 
     ) = (os.environ.get(variable, name) for variable, name in names)
     context.output = Output(functions) if functions is not None else None
     with _load_lock:
+        policy.enforce(spec["load_policy"])
         # The process's and not the thread's, but all workers of a host have one model folder.
         if spec["change_dir"]:
             os.chdir(model_dir)

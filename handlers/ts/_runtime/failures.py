@@ -5,6 +5,7 @@ import sys
 import traceback
 
 from ts._runtime.loader import HandlerError, files_named_by_manifest
+from ts._runtime.policy import LoadPolicyError
 from ts.utils.util import PredictionException
 
 # What a client reads when a handler returned what cannot be sent, by kind.
@@ -24,7 +25,7 @@ _DEVICE_MEMORY_TEXT = "CUDA"
 
 def load_kind(raised: BaseException, model_dir: str) -> str:
     """`permanent`, `out_of_memory` or `failed`."""
-    if isinstance(raised, HandlerError | ImportError | SyntaxError):
+    if isinstance(raised, HandlerError | ImportError | SyntaxError | LoadPolicyError):
         return "permanent"
     if _memory_kind(raised, text_counts_for=RuntimeError):
         return "out_of_memory"

@@ -1,25 +1,56 @@
-//! Asks the policy on behalf of a request.
+//! Asks the policy on behalf of a request, whatever protocol it came by.
 
 use std::sync::Arc;
 
+use super::keys::Bearer;
+use super::metrics::Refusals;
 use super::policy::{Rules, decide};
-use super::tokens::Bearer;
-use super::{Action, Denied, TokenKind, Tokens};
+use super::{Action, Denied, GivenKeys, OwnKeys, TokenKind};
+
+/// The keys that requests have to show.
+pub(crate) enum Tokens {
+    /// The server made them.
+    Own(OwnKeys),
+    /// The operator chose them.
+    Given(GivenKeys),
+}
+
+/// Why a token was not replaced.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotRenewed {
+    /// There are none.
+    #[error("no tokens are asked for")]
+    NoTokens,
+    /// The server does not write keys that the operator chose.
+    #[error(
+        "the keys of this server were chosen by its operator. Change them where they come from; \
+         `token_file` is read again when it changes"
+    )]
+    Given,
+    /// The key file cannot be written.
+    #[error("the key file could not be written")]
+    KeyFile(#[from] std::io::Error),
+}
 
 /// The settings and the tokens that decide.
 #[derive(Clone)]
 pub(crate) struct Guard {
     model_api: bool,
     tokens: Option<Arc<Tokens>>,
+    refusals: Refusals,
 }
 
 impl Guard {
-    /// `tokens` is `None` when requests need none.
-    pub(crate) fn new(model_api: bool, tokens: Option<Arc<Tokens>>) -> Self {
-        Self { model_api, tokens }
+    /// `tokens` is `None` when requests need none. To be made after the recorder of metrics.
+    pub(crate) fn new(model_api: bool, tokens: Option<Tokens>) -> Self {
+        Self {
+            model_api,
+            tokens: tokens.map(Arc::new),
+            refusals: Refusals::new(),
+        }
     }
 
-    /// Whether the bearer of this `Authorization` header may do this.
+    /// Whether the bearer of this `authorization`, a header or an entry of gRPC metadata, may do this.
     ///
     /// # Errors
     /// Why not.
@@ -32,11 +63,21 @@ impl Guard {
             model_api: self.model_api,
             tokens: self.tokens.is_some(),
         };
-        let bearer = match &self.tokens {
-            Some(tokens) => tokens.bearer(authorization()),
-            None => Bearer::Nobody,
+        let Some(tokens) = &self.tokens else {
+            return decide(action, rules, Bearer::NOBODY);
         };
-        decide(action, rules, bearer)
+        let authorization = authorization();
+        let bearer = match &**tokens {
+            Tokens::Own(keys) => keys.bearer(authorization),
+            Tokens::Given(keys) => keys.bearer(authorization),
+        };
+        decide(action, rules, bearer).inspect_err(|denied| match denied {
+            Denied::SwitchedOff => {}
+            Denied::Token | Denied::RenewalToken if authorization.is_none() => {
+                self.refusals.missing.increment(1);
+            }
+            Denied::Token | Denied::RenewalToken => self.refusals.wrong.increment(1),
+        })
     }
 
     /// Whether whoever does this has to show a token.
@@ -45,21 +86,18 @@ impl Guard {
             model_api: true,
             tokens: self.tokens.is_some(),
         };
-        decide(action, rules, Bearer::Nobody).is_err()
-    }
-
-    /// Whether there are tokens at all.
-    pub(crate) fn has_tokens(&self) -> bool {
-        self.tokens.is_some()
+        decide(action, rules, Bearer::NOBODY).is_err()
     }
 
     /// Replaces a token.
     ///
     /// # Errors
-    /// The key file cannot be written.
-    pub(crate) fn renew(&self, kind: TokenKind) -> std::io::Result<()> {
-        self.tokens
-            .as_ref()
-            .map_or(Ok(()), |tokens| tokens.renew(kind))
+    /// Why not.
+    pub(crate) fn renew(&self, kind: TokenKind) -> Result<(), NotRenewed> {
+        match self.tokens.as_deref() {
+            None => Err(NotRenewed::NoTokens),
+            Some(Tokens::Given(_)) => Err(NotRenewed::Given),
+            Some(Tokens::Own(keys)) => Ok(keys.renew(kind)?),
+        }
     }
 }

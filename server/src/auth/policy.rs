@@ -1,7 +1,7 @@
 //! May this be done? A pure function of the action, the settings and the token, the same for every
 //! transport.
 
-use super::tokens::{Bearer, TokenKind};
+use super::keys::{Bearer, TokenKind};
 
 /// What a route does, as far as permission goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) fn decide(action: Action, rules: Rules, bearer: Bearer) -> Result<(),
         Action::RenewToken => &[TokenKind::Api],
         Action::ReadMetrics | Action::AskOptions | Action::Probe => &[],
     };
-    let has_one = || needed.iter().any(|kind| bearer == Bearer::Of(*kind));
+    let has_one = || needed.iter().any(|kind| bearer.holds(*kind));
     if rules.tokens && !needed.is_empty() && !has_one() {
         return Err(match action {
             Action::RenewToken => Denied::RenewalToken,
@@ -93,7 +93,7 @@ mod tests {
                 _ => Ok(()),
             };
             assert_eq!(
-                decide(action, rules, Bearer::Nobody),
+                decide(action, rules, Bearer::NOBODY),
                 expected,
                 "{action:?}"
             );
@@ -110,7 +110,7 @@ mod tests {
         for action in ACTIONS {
             let good: Vec<_> = kinds
                 .into_iter()
-                .filter(|kind| decide(action, rules, Bearer::Of(*kind)).is_ok())
+                .filter(|kind| decide(action, rules, Bearer::of(*kind)).is_ok())
                 .collect();
             let expected = match action {
                 Action::Infer => vec![TokenKind::Inference],
@@ -120,7 +120,7 @@ mod tests {
                 Action::ReadMetrics | Action::AskOptions | Action::Probe => kinds.to_vec(),
             };
             assert_eq!(good, expected, "{action:?}");
-            let nobody = decide(action, rules, Bearer::Nobody).is_ok();
+            let nobody = decide(action, rules, Bearer::NOBODY).is_ok();
             let open = matches!(
                 action,
                 Action::ReadMetrics | Action::AskOptions | Action::Probe

@@ -3,7 +3,7 @@
 use ts_serving::ServingError;
 use ts_types::{Classify, ErrorClass, IdError, Invalid, Subject, UnknownName};
 
-use crate::auth::Denied;
+use crate::auth::{Denied, NotRenewed};
 
 /// A failed request.
 #[derive(Debug, thiserror::Error)]
@@ -160,9 +160,9 @@ pub(crate) enum RestError {
     /// The handler did not describe its model. The words are TorchServe's.
     #[error("Failed to get customized model matadata.")]
     NotDescribed(#[source] ServingError),
-    /// The key file cannot be written.
-    #[error("the key file could not be written")]
-    KeyFile(#[source] std::io::Error),
+    /// A token was not replaced.
+    #[error(transparent)]
+    NotRenewed(NotRenewed),
     /// The core refused or failed.
     #[error(transparent)]
     Serving(#[from] ServingError),
@@ -174,6 +174,15 @@ impl From<Denied> for RestError {
             Denied::SwitchedOff => Self::NotAllowed,
             Denied::Token => Self::Unauthorized,
             Denied::RenewalToken => Self::RenewalUnauthorized,
+        }
+    }
+}
+
+impl From<NotRenewed> for RestError {
+    fn from(reason: NotRenewed) -> Self {
+        match reason {
+            NotRenewed::NoTokens => Self::NoSuchRoute,
+            reason => Self::NotRenewed(reason),
         }
     }
 }
@@ -198,13 +207,14 @@ impl Classify for RestError {
             | Self::BadSwitch { .. }
             | Self::BadLimit { .. }
             | Self::BadId(_)
+            | Self::NotRenewed(NotRenewed::NoTokens | NotRenewed::Given)
             | Self::UnknownName(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::UnknownCoding { .. } => ErrorClass::InvalidRequest(Invalid::Coding),
             Self::TooLarge { .. } => ErrorClass::TooLarge,
             Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
             Self::BadStatus { .. } | Self::HeadersTooLarge { .. } => ErrorClass::HandlerFailed,
             Self::NotDescribed(_) => ErrorClass::WorkerLost,
-            Self::KeyFile(_) => ErrorClass::Internal,
+            Self::NotRenewed(NotRenewed::KeyFile(_)) => ErrorClass::Internal,
             Self::Serving(error) => error.class(),
         }
     }

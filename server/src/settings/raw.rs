@@ -147,11 +147,15 @@ impl Key {
     }
 
     /// Whether its variable counts in any case, and not only where the file lets variables replace
-    /// keys (*torchserve-contract* 1.7).
+    /// keys (*torchserve-contract* 1.7). Those of tokens are ours, and secrets come that way.
     pub(crate) fn variable_always_counts(&self) -> bool {
         matches!(
             self.name,
-            "ts_open_inference_protocol" | "model_server_home"
+            "ts_open_inference_protocol"
+                | "model_server_home"
+                | "token_file"
+                | "inference_token"
+                | "management_token"
         )
     }
 }
@@ -258,6 +262,14 @@ pub(crate) const KEYS: &[Key] = &[
     key("enable_model_api", Kind::Flag, "false", "Allow registering and unregistering models over the API.").environment().option("--enable-model-api"),
     key("disable_token_authorization", Kind::Flag, "false", "Do not ask for tokens.").environment().option("--disable-token-auth"),
     key("token_expiration_min", Kind::Real { unit: "minutes" }, "60", "How long inference and management tokens are good for.").environment(),
+    key("token_file", Kind::Path, "", "File with tokens that the operator chose, in the form of `key_file.json`; each kind may have a list of them. Read again when it changes, never written. Its variable always counts (`docs/security.md`).").environment().ours(),
+    key("inference_token", Kind::Text, "", "Tokens for the inference API, between commas, instead of those that the server makes. Its variable always counts.").environment().secret().ours(),
+    key("management_token", Kind::Text, "", "The same for the management API.").environment().secret().ours(),
+    key("load_policy", Kind::Choice(&["any", "weights-only", "strict"]), "any", "What the files of a model may make the server build out of pickles. `any`: what the handler asks for; `weights-only`: tensors and plain data; `strict`: the same, and no file may be a pickle. A model may ask for less (`loadPolicy`), never for more (`docs/security.md`).").environment().ours(),
+    key("require_sha256", Kind::Flag, "false", "Register an archive only where the registration says its SHA-256 (`sha256`, or `#sha256=` after the URL), also at start.").environment().ours(),
+    key("allowed_sha256", Kind::Path, "", "File with the SHA-256 of every archive that may be registered, one a line, as `sha256sum` writes them.").environment().ours(),
+    key("trusted_keys", Kind::Text, "", "Public keys of those whose signatures of archives count: files in PEM, or folders of files `*.pem` and `*.pub`, between commas. A signature that is there has to be good.").environment().ours(),
+    key("require_signature", Kind::Flag, "false", "Register an archive or folder only with a signature by one of `trusted_keys`.").environment().ours(),
     key("keystore", Kind::Path, "", "Key store for TLS.").environment().without_effect(NO_TLS),
     key("keystore_pass", Kind::Text, "changeit", "Password of the key store.").environment().secret().without_effect(NO_TLS),
     key("keystore_type", Kind::Text, "PKCS12", "Type of the key store.").environment().without_effect(NO_TLS),

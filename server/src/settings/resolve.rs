@@ -1,18 +1,20 @@
 //! From text to types. Every fault is collected, so that an operator sees all of them at once.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
-use ts_archive::UnpackLimits;
-use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig};
-use ts_types::{Gather, Isolation, ModelName, ResourceDemand, Version};
+use ts_archive::{Digest, TrustedKeys, UnpackLimits};
+use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig, Trust};
+use ts_types::{Gather, Isolation, LoadPolicy, ModelName, ResourceDemand, Version};
 
 use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
-use super::raw::{DEFAULT, Kind, Raw, Written, break_missing, find};
+use super::raw::{DEFAULT, KEYS, Key, Kind, Raw, Written, break_missing, find};
 use super::{Address, SettingsError, StartupModels};
+use crate::auth::{KeySources, TokenKind};
 use crate::snapshots;
 
 /// What the HTTP edge is told.
@@ -55,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) token_authorization: bool,
     /// How long a token is good for.
     pub(crate) token_lifetime: Duration,
+    /// Tokens that the operator chose instead of the server's own.
+    pub(crate) tokens: KeySources,
     /// How often metrics of the host are collected, unless that is switched off.
     pub(crate) host_metrics_every: Option<Duration>,
     /// What is logged.
@@ -72,6 +76,8 @@ pub(crate) struct Settings {
     /// Any URL may be fetched, since nobody said otherwise.
     pub(crate) any_url_allowed: bool,
     allowed_urls: RegexSet,
+    load_policy: LoadPolicy,
+    trust: Trust,
     unpack_limits: UnpackLimits,
     max_download_bytes: u64,
     download_limit: Duration,
@@ -106,6 +112,8 @@ impl Settings {
             model_store: Some(self.model_store.clone()),
             work_dir,
             allowed_urls: self.allowed_urls.clone(),
+            load_policy: self.load_policy,
+            trust: self.trust.clone(),
             unpack_limits: self.unpack_limits.clone(),
             max_download_bytes: self.max_download_bytes,
             download_limit: self.download_limit,
@@ -338,6 +346,11 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let http = read_http(reader, machine.cores);
     let allowed_urls = reader.patterns("allowed_urls");
     let any_url_allowed = reader.written("allowed_urls").origin == DEFAULT;
+    let load_policy = reader
+        .choice("load_policy", &["any", "weights-only", "strict"])
+        .and_then(|name| LoadPolicy::from_str(&name).ok())
+        .unwrap_or(LoadPolicy::Any);
+    let trust = read_trust(reader);
     let unpack_limits = UnpackLimits {
         max_entries: reader.whole("max_unpacked_files"),
         max_total_bytes: reader.whole("max_unpacked_size"),
@@ -390,6 +403,11 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         limit_max_image_pixels: reader.flag("limit_max_image_pixels"),
         max_response_bytes: reader.whole("max_response_size"),
         hidden_environment,
+        secret_variables: KEYS
+            .iter()
+            .filter(|key| key.secret)
+            .map(Key::variable)
+            .collect(),
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let startup_models = StartupModels::parse(&reader.written("load_models").text);
@@ -397,6 +415,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let restore_models = reader.flag("restore_models");
     let token_authorization = !reader.flag("disable_token_authorization");
     let token_lifetime = reader.minutes("token_expiration_min");
+    let tokens = read_tokens(reader);
     let host_metrics = !reader.flag("disable_system_metrics");
     let interval = reader.seconds("metric_time_interval");
     let log_filter = reader.value("log_filter", |text| {
@@ -418,6 +437,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         saved_models,
         token_authorization,
         token_lifetime,
+        tokens,
         host_metrics_every: host_metrics.then_some(interval),
         log_filter,
         drain_timeout,
@@ -427,6 +447,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         exit_on_model_failure,
         any_url_allowed,
         allowed_urls,
+        load_policy,
+        trust,
         unpack_limits,
         max_download_bytes,
         download_limit,
@@ -436,6 +458,60 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         resources,
         sequence_headers,
     })
+}
+
+/// Which archives are taken.
+fn read_trust(reader: &mut Reader<'_>) -> Trust {
+    let keys = reader.value("trusted_keys", |text| {
+        let paths = text.split(',').map(str::trim);
+        TrustedKeys::read(paths.filter(|path| !path.is_empty()).map(Path::new))
+    });
+    let require_signature = reader.flag("require_signature");
+    if require_signature && keys.is_empty() {
+        let written = reader.written("require_signature");
+        let reason = "nobody's signature would count: `trusted_keys` names no key";
+        reader.fault("require_signature", &written, reason);
+    }
+    Trust {
+        require_sha256: reader.flag("require_sha256"),
+        allowed: reader.value("allowed_sha256", read_digests),
+        keys,
+        require_signature,
+    }
+}
+
+/// The digests of a file as `sha256sum` writes it; `None` without a file.
+fn read_digests(path: &str) -> Result<Option<BTreeSet<Digest>>, String> {
+    if path.trim().is_empty() {
+        return Ok(None);
+    }
+    let text = fs_err::read_to_string(path).map_err(|error| error.to_string())?;
+    let lines = text
+        .lines()
+        .enumerate()
+        .map(|(index, line)| (index + 1, line.trim()));
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let digests = lines.map(|(number, line)| {
+        let digest = line.split_whitespace().next().unwrap_or_default();
+        let digest = digest.parse::<Digest>();
+        digest.map_err(|reason| format!("line {number} of `{path}`: {reason}"))
+    });
+    digests.collect::<Result<_, _>>().map(Some)
+}
+
+/// Where the operator's tokens are.
+fn read_tokens(reader: &mut Reader<'_>) -> KeySources {
+    let mut tokens = KeySources {
+        file: reader.text("token_file").map(PathBuf::from),
+        ..KeySources::default()
+    };
+    for (kind, key) in [
+        (TokenKind::Inference, "inference_token"),
+        (TokenKind::Management, "management_token"),
+    ] {
+        reader.value(key, |text| tokens.add(kind, text));
+    }
+    tokens
 }
 
 /// The expression, for the whole of a text.
@@ -663,6 +739,12 @@ mod tests {
     }
 
     /// A valid value that is not the default.
+    /// Made by openssl.
+    const TRUSTED_KEY: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/trusted_key.pem"
+    );
+
     fn sample(key: &super::super::raw::Key) -> String {
         let named = match key.name {
             "load_models" => "a.mar",
@@ -674,6 +756,9 @@ mod tests {
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
             "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,
+            "inference_token" | "management_token" => "long-enough",
+            "allowed_sha256" => "/dev/null",
+            "trusted_keys" => TRUSTED_KEY,
             _ => "",
         };
         if !named.is_empty() {
@@ -693,14 +778,20 @@ mod tests {
     #[test]
     fn every_key_in_force_changes_what_is_resolved() {
         let shown = |pairs: &[(&str, &str)]| format!("{:?}", resolved(pairs).unwrap());
-        let defaults = shown(&[]);
         for key in KEYS.iter().filter(|key| key.effect == Effect::InForce) {
             // Obeyed where the layers are made; tested there.
             if ["enable_envvars_config", "use_env_allowed_urls"].contains(&key.name) {
                 continue;
             }
-            let changed = shown(&[(key.name, &sample(key))]);
-            assert!(changed != defaults, "`{}` changes nothing", key.name);
+            let mut pairs = match key.name {
+                // Without a key it is a fault.
+                "require_signature" => vec![("trusted_keys", TRUSTED_KEY)],
+                _ => Vec::new(),
+            };
+            let before = shown(&pairs);
+            let sample = sample(key);
+            pairs.push((key.name, &sample));
+            assert!(shown(&pairs) != before, "`{}` changes nothing", key.name);
         }
     }
 

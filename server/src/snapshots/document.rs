@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use ts_serving::SavedModels;
 
 use crate::settings::properties;
-use crate::settings::raw::{DEFAULT, Raw};
+use crate::settings::raw::{DEFAULT, Raw, find};
 
 /// The key whose value has the models.
 pub(super) const MODELS: &str = "model_snapshot";
@@ -80,12 +80,14 @@ pub(super) fn read_file(text: &str) -> Result<SavedModels, String> {
     read_models(&models.value)
 }
 
-/// The lines of all settings that somebody wrote somewhere, and of the file they were read from.
+/// The lines of all settings that somebody wrote somewhere, and of the file they were read from. Not of
+/// secrets: who wants them after a restart gives them again.
 pub(super) fn settings(raw: &Raw) -> String {
     let mut lines = String::new();
     for (key, written) in &raw.values {
         // The models are written anew each time, and `tsConfigFile` says what this server read.
-        if written.origin != DEFAULT && ![MODELS, "tsConfigFile"].contains(key) {
+        let secret = find(key).is_some_and(|key| key.secret);
+        if written.origin != DEFAULT && !secret && ![MODELS, "tsConfigFile"].contains(key) {
             line(&mut lines, key, &written.text);
         }
     }

@@ -225,3 +225,82 @@ fn nothing_is_left_unfinished() {
         "Finish it, or file an issue and say in the code what holds today.",
     );
 }
+
+/// Fault kind K2: what a request names is never joined to a path by who decodes it. The core takes
+/// names and URLs as types, and its store alone turns them into files.
+#[test]
+fn who_decodes_requests_touches_no_files() {
+    const OF_FILES: &[&str] = &[
+        "fs_err",
+        "Path",
+        "PathBuf",
+        "File",
+        "OpenOptions",
+        "Command",
+    ];
+    let mut breaches = Vec::new();
+    let mut seen = 0;
+    for file in rust_files() {
+        if !file.path.starts_with("server/src/rest/") || is_test_code(&file.path) {
+            continue;
+        }
+        seen += 1;
+        for token in tokens(&file) {
+            if OF_FILES.contains(&token.text.as_str()) {
+                breaches.push(format!("{}:{}: {}", file.path, token.line, token.text));
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} files were looked at");
+    assert_none(
+        &breaches,
+        "Parse the text into a type of ts_types and hand that to ts_serving.",
+    );
+}
+
+/// Fault kind K2: there is one way to an endpoint, past the guard, and every route says what it does.
+#[test]
+fn every_request_passes_the_guard() {
+    let sequence = |file: &SourceFile, wanted: &[&str]| -> Vec<usize> {
+        let tokens = tokens(file);
+        let windows = tokens.windows(wanted.len()).enumerate();
+        let found = windows.filter(|(_, window)| {
+            let mut pairs = window.iter().zip(wanted);
+            pairs.all(|(token, text)| token.text == *text)
+        });
+        found.map(|(index, _)| index).collect()
+    };
+    let mut entries = 0;
+    for file in rust_files() {
+        if !file.path.starts_with("server/src/") || is_test_code(&file.path) {
+            continue;
+        }
+        let calls = sequence(&file, &["torchserve", ":", ":", "answer", "("]);
+        if let [call] = calls[..] {
+            let guard = sequence(&file, &["guard", ".", "check", "("]);
+            assert!(
+                guard.first().is_some_and(|guard| *guard < call),
+                "{}: an endpoint is called before the guard was asked",
+                file.path
+            );
+        }
+        entries += calls.len();
+        if file.path.ends_with("/rest/routes.rs") {
+            let text = &file.text;
+            let (_, action) = text
+                .split_once("fn action(&self) -> Action")
+                .unwrap_or_default();
+            let (action, _) = action.split_once("\n    }\n").unwrap_or_default();
+            assert!(
+                action.contains("Action::ChangeModels"),
+                "the table of actions is not found"
+            );
+            assert!(
+                !action.contains("_ =>"),
+                "{}: a new route would get an action that nobody chose",
+                file.path
+            );
+        }
+    }
+    assert_eq!(entries, 1, "ways to the endpoints");
+}

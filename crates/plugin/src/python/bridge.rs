@@ -170,6 +170,7 @@ fn spec<'py>(py: Python<'py>, model: &LoadModel) -> PyResult<Bound<'py, PyDict>>
     spec.set_item("service_envelope", model.service_envelope.as_deref())?;
     spec.set_item("limit_max_image_pixels", model.limit_max_image_pixels)?;
     spec.set_item("decode_input_request", model.decode_input_request)?;
+    spec.set_item("load_policy", &model.load_policy)?;
     spec.set_item("server_version", &model.server_version)?;
     let headers = &model.sequence_headers;
     let headers = (&headers.id, &headers.start, &headers.end);

@@ -99,6 +99,7 @@ pub(crate) fn model(source: &str) -> Model {
         service_envelope: None,
         limit_max_image_pixels: true,
         decode_input_request: false,
+        load_policy: "any".to_owned(),
         intra_op_threads: INTRA_OP_THREADS,
         server_version: "0.1.0".to_owned(),
         sequence_headers: SequenceHeaders::default(),

@@ -416,11 +416,9 @@ fn command(config: &HostConfig, variables: &[(&str, String)], control: OwnedFd) 
             command.env(name, value);
         }
     }
-    if config.hidden_environment.is_some() {
-        for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(|name| is_hidden(config, name)) {
-                command.env_remove(name);
-            }
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| is_hidden(config, name)) {
+            command.env_remove(name);
         }
     }
     command
@@ -430,4 +428,5 @@ fn command(config: &HostConfig, variables: &[(&str, String)], control: OwnedFd) 
 pub(crate) fn is_hidden(config: &HostConfig, name: &str) -> bool {
     let hidden = config.hidden_environment.as_ref();
     hidden.is_some_and(|hidden| hidden.is_match(name))
+        || config.secret_variables.iter().any(|secret| secret == name)
 }

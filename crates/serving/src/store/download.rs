@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use sha2::{Digest as _, Sha256};
+use ts_archive::Digest;
 
-use super::digest::Digest;
 use super::partial::{Kept, Partial};
 use crate::error::ServingError;
 

@@ -8,8 +8,7 @@ use futures_util::stream;
 use reqwest::Url;
 use tokio::io::AsyncReadExt as _;
 
-use super::digest::Digest;
-use super::download::{Failure, Opened, Order, Remote, Resume};
+use super::download::{Failure, Opened, Remote, Resume};
 use crate::error::ServingError;
 
 const READ_BYTES: usize = 256 << 10;
@@ -66,29 +65,6 @@ fn is_windows_path(text: &str) -> bool {
         [drive, b':', b'\\' | b'/', ..] => drive.is_ascii_alphabetic(),
         _ => false,
     }
-}
-
-/// Fails unless the archive has the digest that it has to have.
-///
-/// # Errors
-/// Another digest, a folder, or a disk that fails.
-pub(super) async fn check(path: &Path, order: &Order<'_>) -> Result<(), ServingError> {
-    if order.expected.is_none() {
-        return Ok(());
-    }
-    if path.is_dir() {
-        return Err(ServingError::BadRegistration(format!(
-            "`{}` is a folder, which has no sha256: only archives have. Register it without one",
-            order.url
-        )));
-    }
-    let hashed = path.to_owned();
-    let hashing = tokio::task::spawn_blocking(move || Digest::of_file(&hashed));
-    let found = hashing.await.map_err(|_| ServingError::ShuttingDown)?;
-    order.check(found.map_err(|source| ServingError::Disk {
-        path: path.to_owned(),
-        source,
-    })?)
 }
 
 /// A file of this machine that is copied into the store.

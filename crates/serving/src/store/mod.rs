@@ -6,7 +6,6 @@
 //! another folder. `partial` is the file that it writes.
 
 mod addresses;
-mod digest;
 mod download;
 mod http;
 mod local;
@@ -17,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 use percent_encoding::percent_decode_str;
 use reqwest::Url;
+use ts_archive::{Digest, MOST_SIGNATURE_BYTES, signature_path};
 
 use self::addresses::{is_relative, may_fetch};
-use self::digest::Digest;
 use self::download::{Bounds, Failure, Order};
 use crate::config::ServingConfig;
 use crate::error::ServingError;
@@ -35,11 +34,24 @@ pub(crate) struct Fetched {
     pub(crate) path: PathBuf,
 }
 
+impl Fetched {
+    /// Deletes it, and the signature that came with it.
+    ///
+    /// # Errors
+    /// The archive stays.
+    pub(crate) fn remove(&self) -> std::io::Result<()> {
+        let _may_have_none = fs_err::remove_file(signature_path(&self.path));
+        fs_err::remove_file(&self.path)
+    }
+}
+
 /// Where an archive is.
 #[derive(Debug)]
 pub(crate) struct Located {
     pub(crate) path: PathBuf,
     pub(crate) fetched: Option<Fetched>,
+    /// The SHA-256 that it has to have.
+    pub(crate) expected: Option<Digest>,
 }
 
 /// Finds the archive that a registration names, fetching it into the store if it is elsewhere.
@@ -53,22 +65,31 @@ pub(crate) async fn locate(
     if registration.url.trim().is_empty() {
         return Err(ServingError::EmptyUrl);
     }
-    let (url, expected) = expected_digest(registration)?;
+    let (url, expected) = expected_digest(&registration.url, registration.sha256.as_deref())?;
     if is_relative(url) {
         return Err(ServingError::RelativeUrl {
             url: url.to_owned(),
         });
     }
     let parsed = remote_url(config, url)?;
+    config.trust.check_given(url, expected)?;
     let store = config.model_store.as_deref().ok_or(ServingError::NoStore)?;
     let target = match &parsed {
         Some(parsed) => store.join(file_name(parsed)?),
         None => local::find(store, url)?,
     };
+    let here = |path: PathBuf| Located {
+        path,
+        fetched: None,
+        expected,
+    };
+    let Some(parsed) = &parsed else {
+        return Ok(here(target));
+    };
     let order = Order {
         url,
         stray_parameters: &registration.stray_parameters,
-        shown: parsed.as_ref().map(shown).unwrap_or_default(),
+        shown: shown(parsed),
         target: &target,
         bounds: Bounds {
             bytes: config.max_download_bytes,
@@ -76,33 +97,29 @@ pub(crate) async fn locate(
         },
         expected,
     };
-    let Some(parsed) = &parsed else {
-        local::check(&target, &order).await?;
-        return Ok(Located {
-            path: target,
-            fetched: None,
-        });
-    };
     if fs_err::symlink_metadata(&target).is_ok() {
         // A start with the same command line as the last one finds what that one brought.
         if !registration.at_startup {
             return Err(download::already_in_store(&target));
         }
-        local::check(&target, &order).await?;
         tracing::info!(
             url = order.shown,
             file = %target.display(),
             "not downloaded again: the archive is in the model store"
         );
-        return Ok(Located {
-            path: target,
-            fetched: None,
-        });
+        return Ok(here(target));
     }
-    fetch(config, registration, parsed, &order).await?;
+    let has_signature = fetch_signature(config, registration, parsed, &order).await?;
+    if let Err(error) = fetch(config, registration, parsed, &order).await {
+        if has_signature {
+            let _best_effort = fs_err::remove_file(signature_path(&target));
+        }
+        return Err(error);
+    }
     Ok(Located {
         path: target.clone(),
         fetched: Some(Fetched { path: target }),
+        expected,
     })
 }
 
@@ -111,8 +128,12 @@ pub(crate) async fn locate(
 /// # Errors
 /// It is gone.
 pub(crate) fn find(store: &Path, url: &str) -> Result<PathBuf, ServingError> {
-    let path = url.rsplit_once("#sha256=").map_or(url, |(path, _)| path);
-    local::find(store, path)
+    local::find(store, without_digest(url))
+}
+
+/// The `url` without the digest that it may end in.
+pub(crate) fn without_digest(url: &str) -> &str {
+    url.rsplit_once("#sha256=").map_or(url, |(path, _)| path)
 }
 
 /// Removes the halves of archives that servers left in the store which no longer live.
@@ -151,12 +172,55 @@ async fn fetch(
     }
 }
 
+/// Fetches the signature that lies beside an archive, where signatures count. Returns whether there is
+/// one.
+async fn fetch_signature(
+    config: &ServingConfig,
+    registration: &Registration,
+    archive: &Url,
+    order: &Order<'_>,
+) -> Result<bool, ServingError> {
+    if config.trust.keys.is_empty() {
+        return Ok(false);
+    }
+    let mut url = archive.clone();
+    url.set_path(&format!("{}.sig", archive.path()));
+    if !may_fetch(&config.allowed_urls, &url) {
+        return Err(ServingError::UrlNotAllowed {
+            url: url.to_string(),
+        });
+    }
+    let signature = Order {
+        url: url.as_str(),
+        stray_parameters: order.stray_parameters,
+        shown: shown(&url),
+        target: &signature_path(order.target),
+        bounds: Bounds {
+            bytes: MOST_SIGNATURE_BYTES,
+            time: order.bounds.time,
+        },
+        expected: None,
+    };
+    match fetch(config, registration, &url, &signature).await {
+        Ok(()) => Ok(true),
+        // Whether it may be missing is decided where it is looked for.
+        Err(ServingError::Download { reason, .. }) if !config.trust.require_signature => {
+            tracing::warn!(url = signature.shown, reason, "no signature was fetched");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// The `url` without the digest it may end in, and the digest the archive has to have.
-fn expected_digest(registration: &Registration) -> Result<(&str, Option<Digest>), ServingError> {
+pub(crate) fn expected_digest<'u>(
+    url: &'u str,
+    sha256: Option<&str>,
+) -> Result<(&'u str, Option<Digest>), ServingError> {
     let read = |text: &str| text.parse().map_err(ServingError::BadRegistration);
-    let given = registration.sha256.as_deref().map(read).transpose()?;
-    let Some((url, text)) = registration.url.rsplit_once("#sha256=") else {
-        return Ok((&registration.url, given));
+    let given = sha256.map(read).transpose()?;
+    let Some((url, text)) = url.rsplit_once("#sha256=") else {
+        return Ok((url, given));
     };
     let of_url: Digest = read(text)?;
     match given {
@@ -217,22 +281,13 @@ mod tests {
 
     const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-    fn registration(url: &str, sha256: Option<&str>) -> Registration {
-        Registration {
-            url: url.to_owned(),
-            sha256: sha256.map(str::to_owned),
-            ..Registration::default()
-        }
-    }
-
     #[test]
     fn a_digest_stands_in_the_url_or_beside_it() {
         let other = EMPTY.replace('e', "f");
         let with = format!("m.mar#sha256={EMPTY}");
         let digest = Some(EMPTY.parse().unwrap());
         let read = |url: &str, sha256| {
-            let registration = registration(url, sha256);
-            expected_digest(&registration).map(|(url, digest)| (url.to_owned(), digest))
+            expected_digest(url, sha256).map(|(url, digest)| (url.to_owned(), digest))
         };
         assert_eq!(read("m.mar", None).unwrap(), ("m.mar".to_owned(), None));
         assert_eq!(

@@ -13,7 +13,7 @@ use ts_serving::{
 use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, RequestId, RequestKind};
 use ts_types::{Isolation, Runtime, Urgency, Version};
 
-use crate::auth::TokenKind;
+use crate::auth::{Action, TokenKind};
 use crate::rest::query::{self, Origin, Parameters};
 use crate::rest::{Edge, RestError, body, operations, respond};
 
@@ -336,15 +336,14 @@ pub(super) async fn unregister(
 /// GET `/token`.
 pub(super) fn renew_token(edge: &Edge, query: &Parameters) -> Result<HttpResponse, RestError> {
     query.warn_unknown(operations::TOKEN);
-    if !edge.guard.has_tokens() {
-        return Err(RestError::NoSuchRoute);
-    }
     let kind = match query.get("type") {
         Some("inference") => TokenKind::Inference,
         Some("management") => TokenKind::Management,
+        // Where there are no tokens there is none to replace, whatever the type.
+        _ if !edge.guard.needs_token(Action::RenewToken) => return Err(RestError::NoSuchRoute),
         _ => return Err(RestError::RenewalUnauthorized),
     };
-    edge.guard.renew(kind).map_err(RestError::KeyFile)?;
+    edge.guard.renew(kind)?;
     Ok(HttpResponse::Ok().body("\n"))
 }
 

@@ -161,12 +161,18 @@ fn a_line_glued_to_one_without_effect_is_told_and_stops_nothing() {
 }
 
 #[test]
-fn two_variables_count_without_the_switch() {
-    let oip = [
+fn some_variables_count_without_the_switch() {
+    let always = [
         ("TS_OPEN_INFERENCE_PROTOCOL", "oip"),
         ("TS_MODEL_SERVER_HOME", "/h"),
+        ("TS_TOKEN_FILE", "/t"),
+        ("TS_INFERENCE_TOKEN", "i"),
+        ("TS_MANAGEMENT_TOKEN", "m"),
     ];
-    let raw = loaded("", &[], oip);
+    let raw = loaded("", &[], always);
+    assert_eq!(text(&raw, "token_file"), "/t");
+    assert_eq!(text(&raw, "inference_token"), "i");
+    assert_eq!(text(&raw, "management_token"), "m");
     assert_eq!(text(&raw, "ts_open_inference_protocol"), "true");
     assert_eq!(text(&raw, "model_server_home"), "/h");
     // Once it is there it decides alone.

@@ -1,4 +1,4 @@
-//! The SHA-256 that an archive has to have.
+//! The SHA-256 of archives and members.
 
 use std::fmt;
 use std::io::Read;
@@ -7,13 +7,13 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-/// The SHA-256 of an archive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Digest([u8; 32]);
+/// A SHA-256.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Digest([u8; 32]);
 
 impl Digest {
     /// What was hashed.
-    pub(super) fn of(hash: Sha256) -> Self {
+    pub fn of(hash: Sha256) -> Self {
         Self(hash.finalize().into())
     }
 
@@ -21,7 +21,7 @@ impl Digest {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(super) fn of_file(path: &Path) -> std::io::Result<Self> {
+    pub fn of_file(path: &Path) -> std::io::Result<Self> {
         let mut file = fs_err::File::open(path)?;
         let mut hash = Sha256::new();
         let mut buffer = vec![0; 256 << 10];
@@ -31,6 +31,12 @@ impl Digest {
                 bytes => hash.update(&buffer[..bytes]),
             }
         }
+    }
+}
+
+impl AsRef<[u8]> for Digest {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
