@@ -59,6 +59,7 @@ pub(crate) async fn shut_down(
         edge.traffic.stop();
         edge.management.start_is_broken_off();
         tokio::time::sleep(limits.grace).await;
+        edge.traffic.drain();
         let deadline = Instant::now() + limits.drain;
         // Stops the accepting at once; the rest of the future waits for connections to end, and a
         // client may keep its own open for long.

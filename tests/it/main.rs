@@ -25,6 +25,7 @@ mod shutdown;
 mod snapshots;
 mod sources;
 mod streaming;
+mod tls;
 
 /// A server that has not been started; one per test, nothing is shared.
 fn server() -> ts_test::Server {

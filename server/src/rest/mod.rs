@@ -17,7 +17,7 @@ mod trace;
 use std::sync::Arc;
 
 use actix_web::http::header::AUTHORIZATION;
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpMessage as _, HttpRequest, HttpResponse, web};
 use percent_encoding::percent_decode_str;
 use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
@@ -27,8 +27,8 @@ pub(crate) use routes::Surface;
 pub(crate) use trace::Traffic;
 
 use crate::auth::Guard;
-use crate::listen::Surfaces;
 use crate::telemetry::{Exporter, RequestContext};
+use crate::transport::Origin;
 
 /// What endpoints work with; one for all threads.
 pub(crate) struct Edge {
@@ -38,10 +38,8 @@ pub(crate) struct Edge {
     pub(crate) management: Arc<ManagementService>,
     /// Decides what may be done.
     pub(crate) guard: Guard,
-    /// Which APIs each listener serves.
-    pub(crate) surfaces: Surfaces,
-    /// Limits on bodies.
-    pub(crate) limits: body::Limits,
+    /// How bodies are taken in.
+    pub(crate) intake: body::Intake,
     /// Bytes from which a response is compressed for a client that accepts it; 0 for never.
     pub(crate) min_compressed_bytes: usize,
     /// Counts and marks responses.
@@ -50,11 +48,12 @@ pub(crate) struct Edge {
     pub(crate) exporter: Exporter,
 }
 
-impl Edge {
-    fn surface(&self, request: &HttpRequest) -> Surface {
-        let marked = request.conn_data::<Surface>().copied();
-        marked.unwrap_or_else(|| self.surfaces.of_tcp(request.app_config().local_addr()))
-    }
+/// Where a request came in. Connections are marked by the library over HTTP/1, requests over
+/// HTTP/2.
+fn origin(request: &HttpRequest) -> Origin {
+    let marked = request.conn_data::<Origin>().cloned();
+    let marked = marked.or_else(|| request.extensions().get::<Origin>().cloned());
+    marked.unwrap_or_else(Origin::none)
 }
 
 /// Answers one request.
@@ -63,11 +62,12 @@ pub(crate) async fn serve(
     payload: web::Payload,
     edge: web::Data<Edge>,
 ) -> HttpResponse {
-    let passage = edge.traffic.enter();
+    let origin = origin(&request);
+    let passage = edge.traffic.enter(origin.begin());
     let id = trace::request_id(&request);
     let context = RequestContext { id: id.clone() };
     let work = async {
-        let response = match answer(&edge, &request, payload, &id).await {
+        let response = match answer(&edge, &request, payload, &id, origin.surface).await {
             Ok(response) => response,
             Err(error) => respond::failure(&error, &id),
         };
@@ -82,6 +82,7 @@ async fn answer(
     request: &HttpRequest,
     payload: web::Payload,
     id: &RequestId,
+    surface: Surface,
 ) -> Result<HttpResponse, RestError> {
     let encoded = request.uri().path();
     let path = percent_decode_str(encoded)
@@ -89,7 +90,6 @@ async fn answer(
         .map_err(|_| RestError::PathNotText {
             path: encoded.to_owned(),
         })?;
-    let surface = edge.surface(request);
     let route = routes::find(surface, request.method(), &path)?;
     let authorization = || {
         request

@@ -12,12 +12,14 @@ use actix_web::http::{ConnectionType, StatusCode, Uri, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
+use tokio::sync::watch;
 use ts_types::RequestId;
 
 use super::Edge;
 use super::operations::REGISTRATION;
 use crate::redact;
 use crate::telemetry::ResponseCounts;
+use crate::transport::Busy;
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const NEVER_STORED: HeaderValue =
@@ -97,6 +99,7 @@ pub(crate) struct Traffic {
     cors: Vec<(HeaderName, HeaderValue)>,
     in_work: AtomicUsize,
     stopping: AtomicBool,
+    draining: watch::Sender<bool>,
 }
 
 impl Traffic {
@@ -113,14 +116,16 @@ impl Traffic {
             cors: cors.iter().filter_map(header).collect(),
             in_work: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
         }
     }
 
     /// Takes a request in.
-    pub(crate) fn enter(&self) -> Passage<'_> {
+    pub(crate) fn enter(&self, busy: Busy) -> Passage<'_> {
         self.in_work.fetch_add(1, Ordering::AcqRel);
         Passage {
             traffic: self,
+            busy: Some(busy),
             started: Instant::now(),
         }
     }
@@ -128,6 +133,16 @@ impl Traffic {
     /// From here on the server is not ready, and every response ends its connection.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    /// From here on the server only waits for the requests that it has.
+    pub(crate) fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Tells when that is.
+    pub(crate) fn draining(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
     }
 
     /// Whether the server has been told to stop.
@@ -150,6 +165,8 @@ impl Traffic {
 /// A request on its way; leaves the count even if its client gives up.
 pub(crate) struct Passage<'t> {
     traffic: &'t Traffic,
+    /// Of its connection.
+    busy: Option<Busy>,
     started: Instant,
 }
 
@@ -160,18 +177,22 @@ impl Drop for Passage<'_> {
 }
 
 /// A response in parts that is on its way.
-struct InWork(web::Data<Edge>);
+struct InWork {
+    edge: web::Data<Edge>,
+    /// Of its connection.
+    _busy: Option<Busy>,
+}
 
 impl InWork {
-    fn enter(edge: web::Data<Edge>) -> Self {
+    fn enter(edge: web::Data<Edge>, busy: Option<Busy>) -> Self {
         edge.traffic.in_work.fetch_add(1, Ordering::AcqRel);
-        Self(edge)
+        Self { edge, _busy: busy }
     }
 }
 
 impl Drop for InWork {
     fn drop(&mut self) {
-        self.0.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
+        self.edge.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -199,7 +220,7 @@ impl MessageBody for Held {
 impl Passage<'_> {
     /// Marks, counts and logs the response. One in parts stays in work until its last one.
     pub(crate) fn leave(
-        self,
+        mut self,
         request: &HttpRequest,
         id: &RequestId,
         edge: &web::Data<Edge>,
@@ -237,7 +258,7 @@ impl Passage<'_> {
                 head.no_chunking(true);
                 head.set_connection_type(ConnectionType::Close);
             }
-            let in_work = InWork::enter(web::Data::clone(edge));
+            let in_work = InWork::enter(web::Data::clone(edge), self.busy.take());
             return response.map_body(|_, body| {
                 BoxBody::new(Held {
                     body,
