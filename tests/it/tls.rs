@@ -27,6 +27,10 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Issuers are found by their names.
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, "the authority of a test");
         let certificate = params.self_signed(&key).unwrap();
         Self {
             issuer: Issuer::new(params, key),
@@ -489,12 +493,12 @@ fn keys_come_in_three_forms() {
         let folder = server.folder().to_owned();
         run(&folder, "openssl", generate);
         run(&folder, "openssl", convert);
-        run(
-            &folder,
-            "openssl",
-            "req -x509 -key key.pem -days 3 -subj /CN=localhost -addext \
-             subjectAltName=DNS:localhost,IP:127.0.0.1 -out cert.pem",
-        );
+        let extensions = "basicConstraints=CA:FALSE\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n";
+        fs_err::write(folder.join("extensions"), extensions).unwrap();
+        let request = "req -new -key key.pem -subj /CN=localhost -out request.pem";
+        run(&folder, "openssl", request);
+        let sign = "x509 -req -in request.pem -signkey key.pem -days 3 -extfile extensions";
+        run(&folder, "openssl", &format!("{sign} -out cert.pem"));
         run(
             &folder,
             "openssl",

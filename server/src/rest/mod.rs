@@ -3,6 +3,7 @@
 
 pub(crate) mod body;
 mod coding;
+mod cors;
 mod docs_page;
 mod error;
 mod events;

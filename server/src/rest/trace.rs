@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use ts_types::RequestId;
 
 use super::Edge;
+use super::cors::Cors;
 use super::operations::REGISTRATION;
 use crate::redact;
 use crate::telemetry::ResponseCounts;
@@ -96,7 +97,7 @@ fn told(uri: &Uri) -> Cow<'_, str> {
 /// The requests in work, and what all responses have in common.
 pub(crate) struct Traffic {
     counts: ResponseCounts,
-    cors: Vec<(HeaderName, HeaderValue)>,
+    cors: Cors,
     in_work: AtomicUsize,
     stopping: AtomicBool,
     draining: watch::Sender<bool>,
@@ -105,15 +106,9 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// `cors` are the `Access-Control-*` headers, checked by the settings.
     pub(crate) fn new(counts: ResponseCounts, cors: &[(&'static str, String)]) -> Self {
-        let header = |(name, value): &(&'static str, String)| {
-            Some((
-                HeaderName::from_static(name),
-                HeaderValue::from_str(value).ok()?,
-            ))
-        };
         Self {
             counts,
-            cors: cors.iter().filter_map(header).collect(),
+            cors: Cors::new(cors),
             in_work: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             draining: watch::Sender::new(false),
@@ -237,11 +232,7 @@ impl Passage<'_> {
         headers.insert(PRAGMA, NO_CACHE);
         headers.insert(CACHE_CONTROL, NEVER_STORED);
         headers.insert(EXPIRES, LONG_AGO);
-        for (name, value) in &self.traffic.cors {
-            if !headers.contains_key(name) {
-                headers.insert(name.clone(), value.clone());
-            }
-        }
+        self.traffic.cors.add(request.headers(), headers);
         // One that asks for another protocol is answered in this one; its connection is not kept.
         let asks_for_another = request.head().upgrade();
         if status.as_u16() >= 400 || self.traffic.is_stopping() || asks_for_another {

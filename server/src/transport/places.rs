@@ -25,7 +25,7 @@ const WARN_EVERY: Duration = Duration::from_secs(10);
 
 const NO_PLACE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/json\r\nx-refusal-reason: connections\r\nretry-after: 1\r\n\
-    content-length: 208\r\nconnection: close\r\n\r\n\
+    content-length: 189\r\nconnection: close\r\n\r\n\
     {\n  \"code\": 503,\n  \"type\": \"ServiceUnavailableException\",\n  \
     \"message\": \"the server has as many connections as it takes (`max_connections`, \
     `max_connections_per_client`). Try again later\"\n}\n";
