@@ -12,6 +12,7 @@ mod connections;
 mod continuous;
 mod cors;
 mod hosts;
+mod http2;
 mod limits;
 mod malformed;
 mod management;

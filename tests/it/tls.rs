@@ -16,14 +16,14 @@ use ts_test::{Running, Server};
 use crate::server;
 
 /// Who vouches for the certificates of a test.
-struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     der: CertificateDer<'static>,
     pem: String,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -55,7 +55,7 @@ impl Authority {
     }
 
     /// What a client of it does, with a certificate of its own or without.
-    fn client(
+    pub(crate) fn client(
         &self,
         own: Option<&Issued>,
         versions: &[&'static rustls::SupportedProtocolVersion],
@@ -77,7 +77,7 @@ impl Authority {
     }
 }
 
-struct Issued {
+pub(crate) struct Issued {
     certificate: CertificateDer<'static>,
     certificate_pem: String,
     key: KeyPair,
@@ -102,7 +102,7 @@ fn encrypted(authority: &Authority, lines: &[&str]) -> Server {
 }
 
 /// A server with a certificate of this authority; its files lie where it was started.
-fn serving(authority: &Authority, more: &[&str]) -> Running {
+pub(crate) fn serving(authority: &Authority, more: &[&str]) -> Running {
     let server = encrypted(authority, &[&PEM[..], more].concat());
     let issued = authority.issue(ExtendedKeyUsagePurpose::ServerAuth);
     issued.write(server.folder());
