@@ -3,9 +3,11 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
 use rustls::pki_types::ServerName;
@@ -30,7 +32,20 @@ impl Client {
         let name = ServerName::try_from("localhost").unwrap();
         let connector = TlsConnector::from(Arc::new(config));
         let stream = connector.connect(name, socket).await.unwrap();
-        let (send, connection) = h2::client::handshake(stream).await.unwrap();
+        let mut builder = h2::client::Builder::new();
+        let shaken = builder.initial_max_send_streams(7).handshake(stream).await;
+        let (send, mut connection) = shaken.unwrap();
+        // The server says how many requests there may be at one time.
+        let told = poll_fn(|context| {
+            assert!(connection.poll_unpin(context).is_pending());
+            match connection.max_concurrent_send_streams() {
+                100 => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        });
+        tokio::time::timeout(Duration::from_secs(20), told)
+            .await
+            .unwrap();
         Self {
             send,
             server: server.inference.clone(),
@@ -71,7 +86,11 @@ impl Client {
         let mut body = response.into_body();
         let mut answer = Vec::new();
         while let Some(part) = body.data().await {
-            let part = part?;
+            let part = match part {
+                // The rest of the request is not wanted; the answer is whole (RFC 9113, 8.1).
+                Err(error) if error.reason() == Some(h2::Reason::NO_ERROR) => break,
+                part => part?,
+            };
             body.flow_control().release_capacity(part.len())?;
             answer.extend_from_slice(&part);
         }
@@ -136,7 +155,6 @@ fn many_requests_share_a_connection_up_to_a_limit() {
         });
         let statuses = futures_util::future::join_all(calls).await;
         assert!(statuses.iter().filter(|status| **status == 200).count() >= 100);
-        assert_eq!(client.send.current_max_send_streams(), 100);
     };
     run(test, &["job_queue_size=1000"]);
 }
@@ -155,6 +173,8 @@ fn a_request_that_its_client_resets_is_given_up_and_a_stalled_body_is_ended() {
         let request = client.request(Method::POST, "/predictions/m");
         let (_response, mut stream) = send.send_request(request, false).unwrap();
         stream.send_data(Bytes::from_static(b"x"), false).unwrap();
+        // Whoever resets a request before any of it is sent sends nothing.
+        assert_eq!(client.call(Method::GET, "/ping", Vec::new()).await.0, 200);
         stream.send_reset(h2::Reason::CANCEL);
         let (status, _) = client
             .call(Method::POST, "/predictions/m", b"y".to_vec())
@@ -171,9 +191,10 @@ fn a_stop_takes_leave_of_idle_connections() {
         assert_eq!(client.call(Method::GET, "/ping", Vec::new()).await.0, 200);
         let begun = Instant::now();
         server.signal(rustix::process::Signal::TERM);
-        // GOAWAY, then the end; no error.
+        // A word of it, then the end; the client's own farewell may find it closed.
         let ended = tokio::time::timeout(Duration::from_secs(20), client.connection).await;
-        ended.unwrap().unwrap().unwrap();
+        let ended = ended.unwrap().unwrap();
+        assert!(ended.is_ok() || ended.is_err_and(|error| error.is_io()));
         assert!(server.wait_for_exit(Duration::from_secs(20)).success());
         assert!(begun.elapsed() < Duration::from_secs(10));
     };
@@ -186,7 +207,9 @@ fn an_idle_connection_is_closed() {
         let client = Client::connect(authority, server).await;
         assert_eq!(client.call(Method::GET, "/ping", Vec::new()).await.0, 200);
         let ended = tokio::time::timeout(Duration::from_secs(20), client.connection).await;
-        ended.unwrap().unwrap().unwrap();
+        // Its own farewell may find the connection closed.
+        let ended = ended.unwrap().unwrap();
+        assert!(ended.is_ok() || ended.is_err_and(|error| error.is_io()));
     };
     run(test, &["idle_connection_timeout=1"]);
 }
