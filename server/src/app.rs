@@ -4,29 +4,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix_web::{App, HttpServer, web};
+use actix_web::web;
 use anyhow::Context as _;
 
 use crate::auth::{GivenKeys, Guard, KEY_FILE, OwnKeys, Tokens};
+use crate::budget::BodyMemory;
 use crate::cli::Options;
 use crate::doors::Doors;
-use crate::listen::{Listeners, Socket, connection_limit};
-use crate::rest::{self, Connection, Edge, Traffic, body};
-use crate::settings::{Environment, Settings, raw::Raw};
+use crate::listen::{Listeners, connection_limit};
+use crate::rest::{Edge, Traffic, body};
+use crate::settings::{Address, Connections, Environment, Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
 use crate::telemetry::{Exporter, Log, ResponseCounts, Traces, collect_host_metrics};
+use crate::tls::Tls;
+use crate::transport;
 use crate::work_dir::{self, WorkDir};
-
-/// Connections that one thread serves at most.
-const MAX_CONNECTIONS: usize = 25_600;
-
-/// How long an idle connection is kept.
-const KEEP_ALIVE: Duration = Duration::from_secs(75);
-
-/// How long a request's head may take to arrive.
-const HEAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the server is started with.
 pub(crate) struct Plan<'p> {
@@ -83,7 +77,8 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         tracing::warn!("{notice}");
     }
     let mut signals = Signals::catch()?;
-    let mut listeners = Listeners::bind(&settings.http)?;
+    let tls = load_tls(&settings)?;
+    let mut listeners = Listeners::bind(&settings.http, tls.as_ref())?;
     let doors = Doors::of(&mut listeners).context("the listeners cannot be doubled")?;
     let exporter = Exporter::install()?;
     let work_dir = WorkDir::create(&temp_dir).with_context(|| {
@@ -93,23 +88,40 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let snapshots = snapshots.map(|files| Arc::new(files) as Arc<dyn ts_serving::SnapshotWriter>);
     let config = settings.serving(work_dir.path().to_owned());
     let (inference, management) = ts_serving::start(config, snapshots)?;
+    let traffic = Traffic::new(ResponseCounts::new(), &settings.http.cors);
+    let memory = BodyMemory::new(settings.http.max_body_memory);
     let edge = web::Data::new(Edge {
         inference,
         management: Arc::clone(&management),
         guard: guard(&settings)?,
-        surfaces: listeners.surfaces(),
-        limits: body::Limits {
-            bytes: settings.http.max_request_bytes,
-            parts: settings.http.max_request_parts,
+        intake: body::Intake {
+            limits: body::Limits {
+                bytes: settings.http.max_request_bytes.min(memory.limit()),
+                parts: settings.http.max_request_parts,
+            },
+            memory,
+            pause: settings.http.body_limit,
+            draining: traffic.draining(),
         },
         min_compressed_bytes: settings.http.min_compressed_bytes,
         ping_requires_ready: settings.ping_requires_ready,
-        traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
+        traffic,
         exporter: exporter.clone(),
         traces: Traces::start(environment),
     });
     let whereabouts = listeners.whereabouts();
-    let server = http_server(&edge, &settings, listeners)?;
+    for listener in &listeners.all {
+        tracing::info!("listening at {}", listener.url());
+    }
+    let connections = Connections {
+        max: Some(connection_limit(settings.http.connections.max)),
+        ..settings.http.connections.clone()
+    };
+    let (threads, drain) = (settings.http.threads, settings.drain_timeout);
+    let server = transport::serve(&edge, threads, connections, drain, listeners.all)?;
+    if let Some(tls) = tls {
+        tokio::spawn(tls.follow());
+    }
     let handle = server.handle();
     let serving = tokio::spawn(server);
     tracing::info!(
@@ -175,42 +187,14 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     }
 }
 
-/// One set of threads for all listeners; which APIs a request may use depends on where it came in.
-fn http_server(
-    edge: &web::Data<Edge>,
-    settings: &Settings,
-    listeners: Listeners,
-) -> anyhow::Result<actix_web::dev::Server> {
-    let (edge, of_connections) = (edge.clone(), edge.clone());
-    let surfaces = listeners.surfaces();
-    let connections = connection_limit() / settings.http.threads;
-    let mut server = HttpServer::new(move || {
-        App::new()
-            .app_data(edge.clone())
-            .default_service(web::to(rest::serve))
-    })
-    .workers(settings.http.threads)
-    .max_connections(connections.clamp(1, MAX_CONNECTIONS))
-    .keep_alive(KEEP_ALIVE)
-    .client_request_timeout(HEAD_LIMIT)
-    // A client that closes has given its request up. (Allowing half-closed connections would mean
-    // running requests for clients that are gone.)
-    .h1_allow_half_closed(false)
-    .shutdown_timeout(settings.drain_timeout.as_secs())
-    .on_connect(move |connection, marks| {
-        surfaces.mark(connection, marks);
-        marks.insert(Connection::open(of_connections.clone()));
-    })
-    .disable_signals();
-    for listener in listeners.all {
-        let address = listener.address();
-        let served = match listener.socket {
-            Socket::Tcp(socket, _) => server.listen(socket),
-            Socket::Unix(socket, _) => server.listen_uds(socket),
-        };
-        server = served.with_context(|| format!("`{address}` cannot be served"))?;
+/// What encrypts connections, if any listener wants that.
+fn load_tls(settings: &Settings) -> anyhow::Result<Option<Arc<Tls>>> {
+    let http = &settings.http;
+    if !http.addresses().any(Address::is_encrypted) {
+        return Ok(None);
     }
-    Ok(server.run())
+    let tls = Tls::load(http.tls.clone());
+    Ok(Some(tls.context("TLS cannot be served")?))
 }
 
 fn guard(settings: &Settings) -> anyhow::Result<Guard> {
@@ -303,13 +287,8 @@ fn tell_settings(raw: &Raw, settings: &Settings, temp_dir: &std::path::Path) {
              production, make sure to limit the set of allowed_urls in config.properties"
         );
     }
-    let http = &settings.http;
-    for address in [
-        Some(&http.inference),
-        Some(&http.management),
-        http.metrics.as_ref(),
-    ] {
-        if let Some(address) = address.filter(|address| address.is_wildcard()) {
+    for address in settings.http.addresses() {
+        if address.is_wildcard() {
             tracing::warn!("{address} is open to every network that this machine is in");
         }
     }

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 pub use ts_types::Part;
 
 use crate::cli::Options;
-use crate::rest::body::{self, Limits};
+use crate::rest::body::{self, Intake, Limits};
 use crate::rest::query::Parameters;
 use crate::rest::torchserve::management;
 use crate::settings::{self, Address, Environment, Machine, StartupModels};
@@ -45,9 +45,9 @@ pub fn body(
     let read = async {
         let payload = web::Payload::from_request(&request, &mut Payload::from(pieces));
         let payload = payload.await.map_err(|error| error.to_string())?;
-        let read = body::collect(&request, payload, limits).await;
-        let bytes = read.map_err(|error| error.to_string())?;
-        let split = body::parts(content_type, bytes, limits).await;
+        let read = body::collect(&request, payload, &Intake::alone(limits)).await;
+        let body = read.map_err(|error| error.to_string())?;
+        let split = body::parts(content_type, body, limits).await;
         split.map_err(|error| error.to_string())
     };
     read.now_or_never().expect("nothing of it is waited for")

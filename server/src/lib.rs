@@ -2,8 +2,9 @@
 //!
 //! A request's way through the server, and where to read on:
 //!
-//! 1. [`listen`] binds the sockets; [`rest::serve`] takes requests off them, and [`rest::routes`]
-//!    has every path of every port in one table.
+//! 1. [`listen`] binds the sockets; [`transport`] takes connections off them, encrypted by [`tls`]
+//!    where they have to be, and requests off those for [`rest::serve`]; [`rest::routes`] has every
+//!    path of every port in one table.
 //! 2. [`auth`] decides whether the route's action may be done; `rest/trace.rs` gives the request
 //!    its id, and counts and logs the response.
 //! 3. `rest/torchserve/` decodes the request ([`rest::body`]), calls one of the two services of
@@ -12,8 +13,9 @@
 //!
 //! [`app`] wires all of it together from the [`settings`] and has [`startup`] load the models, or
 //! those that [`snapshots`] kept;
-//! [`shutdown`] takes it apart again, with [`doors`] that nobody is left in front of; [`launch`] starts and stops servers in the background;
-//! [`telemetry`] logs and measures, without the secrets of URLs ([`redact`]); [`work_dir`] holds what is unpacked.
+//! [`shutdown`] takes it apart again, with [`doors`] that nobody is left in front of; [`launch`] starts
+//! and stops servers in the background; [`budget`] bounds the memory of bodies; [`telemetry`] logs and
+//! measures, without the secrets of URLs ([`redact`]); [`work_dir`] holds what is unpacked.
 
 #![allow(
     rustdoc::private_intra_doc_links,
@@ -22,6 +24,7 @@
 
 mod app;
 mod auth;
+mod budget;
 mod cli;
 mod doors;
 #[cfg(feature = "fuzzing")]
@@ -37,6 +40,8 @@ mod snapshots;
 mod startup;
 mod status;
 mod telemetry;
+mod tls;
+mod transport;
 mod work_dir;
 
 use std::process::ExitCode;

@@ -1,20 +1,20 @@
 //! Binds every listener before any of them serves, and tells where they are.
 
-use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use actix_web::dev::Extensions;
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
 use crate::rest::Surface;
-use crate::settings::{Address, Http};
+use crate::settings::{Address, Http, scheme};
+use crate::tls::Tls;
 
 /// Connections that may wait to be taken.
 const BACKLOG: i32 = 1024;
@@ -24,8 +24,8 @@ const BACKLOG: i32 = 1024;
 const OTHER_FILES: u64 = 1024;
 
 /// Raises the limit on open files as far as this process may, and returns how many of them may be
-/// connections of clients. Those beyond wait to be taken.
-pub(crate) fn connection_limit() -> usize {
+/// connections of clients: no more than were asked for.
+pub(crate) fn connection_limit(wanted: Option<usize>) -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -37,7 +37,14 @@ pub(crate) fn connection_limit() -> usize {
         Err(_) => limit.current,
     };
     let files = files.unwrap_or(u64::MAX);
-    usize::try_from(files - OTHER_FILES.min(files / 2)).unwrap_or(usize::MAX)
+    let possible = usize::try_from(files - OTHER_FILES.min(files / 2)).unwrap_or(usize::MAX);
+    if let Some(wanted) = wanted.filter(|wanted| *wanted > possible) {
+        tracing::warn!(
+            "of {wanted} connections (`max_connections`) only {possible} are possible: the process \
+             may have {files} files open (`ulimit -n`)"
+        );
+    }
+    wanted.unwrap_or(possible).min(possible)
 }
 
 /// Who may connect to a unix socket: its owner and its group.
@@ -57,42 +64,25 @@ pub(crate) struct Listener {
     pub(crate) socket: Socket,
     /// The APIs.
     pub(crate) surface: Surface,
+    /// What encrypts its connections, if they are.
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl Listener {
+    /// `http://host:port`, `https://host:port` or `unix:/path`.
+    pub(crate) fn url(&self) -> String {
+        match &self.socket {
+            Socket::Tcp(..) => format!("{}://{}", scheme(self.tls.is_some()), self.address()),
+            Socket::Unix(..) => self.address(),
+        }
+    }
+
     /// `host:port` or `unix:/path`.
     pub(crate) fn address(&self) -> String {
         match &self.socket {
             Socket::Tcp(_, address) => address.to_string(),
             Socket::Unix(_, path) => format!("unix:{}", path.display()),
         }
-    }
-}
-
-/// Which APIs a connection may use, by the listener that it came in at.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Surfaces {
-    tcp: Vec<(SocketAddr, Surface)>,
-    unix: Vec<(PathBuf, Surface)>,
-}
-
-impl Surfaces {
-    /// Those of the listener bound there; a connection knows only this of it.
-    pub(crate) fn of_tcp(&self, bound: SocketAddr) -> Surface {
-        let found = self.tcp.iter().find(|(address, _)| *address == bound);
-        found.map_or(Surface::NONE, |(_, surface)| *surface)
-    }
-
-    /// Marks a connection that came in at a unix socket with its [`Surface`]: the HTTP library has
-    /// an address of TCP only.
-    pub(crate) fn mark(&self, connection: &dyn Any, marks: &mut Extensions) {
-        let Some(stream) = connection.downcast_ref::<tokio::net::UnixStream>() else {
-            return;
-        };
-        let bound = stream.local_addr().ok();
-        let path = bound.as_ref().and_then(|bound| bound.as_pathname());
-        let found = path.and_then(|path| self.unix.iter().find(|(bound, _)| bound == path));
-        marks.insert(found.map_or(Surface::NONE, |(_, surface)| *surface));
     }
 }
 
@@ -109,7 +99,7 @@ impl Listeners {
     ///
     /// # Errors
     /// `Failed to bind to address: …`.
-    pub(crate) fn bind(http: &Http) -> anyhow::Result<Self> {
+    pub(crate) fn bind(http: &Http, tls: Option<&Arc<Tls>>) -> anyhow::Result<Self> {
         let inference = Surface {
             inference: true,
             ..Surface::NONE
@@ -123,7 +113,7 @@ impl Listeners {
             ..Surface::NONE
         };
         // Two free ports are two listeners, although they are written alike.
-        let shared = http.inference == http.management && http.inference.is_one_place();
+        let shared = http.inference.is_place_of(&http.management);
         let mut bound = Self {
             all: Vec::new(),
             files: Vec::new(),
@@ -134,21 +124,26 @@ impl Listeners {
                 management: true,
                 metrics: http.metrics.is_some(),
             };
-            bound.add(&http.inference, everything)?;
+            bound.add(&http.inference, everything, tls)?;
         } else {
-            bound.add(&http.inference, inference)?;
-            bound.add(&http.management, management)?;
+            bound.add(&http.inference, inference, tls)?;
+            bound.add(&http.management, management, tls)?;
         }
         if let Some(address) = &http.metrics {
-            bound.add(address, metrics)?;
+            bound.add(address, metrics, tls)?;
         }
         Ok(bound)
     }
 
-    fn add(&mut self, address: &Address, surface: Surface) -> anyhow::Result<()> {
+    fn add(
+        &mut self,
+        address: &Address,
+        surface: Surface,
+        tls: Option<&Arc<Tls>>,
+    ) -> anyhow::Result<()> {
         let failed = || format!("Failed to bind to address: {address}");
         let socket = match address {
-            Address::Tcp { host, port } => {
+            Address::Tcp { host, port, .. } => {
                 let socket = TcpListener::bind((host.as_str(), *port)).with_context(failed)?;
                 ready(&socket).with_context(failed)?;
                 socket.set_nonblocking(true).with_context(failed)?;
@@ -164,38 +159,35 @@ impl Listeners {
                 Socket::Unix(socket, path.clone())
             }
         };
-        self.all.push(Listener { socket, surface });
+        let tls = tls.filter(|_| address.is_encrypted()).cloned();
+        self.all.push(Listener {
+            socket,
+            surface,
+            tls,
+        });
         Ok(())
     }
 
-    /// Which APIs each of them serves.
-    pub(crate) fn surfaces(&self) -> Surfaces {
-        let mut surfaces = Surfaces::default();
-        for Listener { socket, surface } in &self.all {
-            match socket {
-                Socket::Tcp(_, address) => surfaces.tcp.push((*address, *surface)),
-                Socket::Unix(_, path) => surfaces.unix.push((path.clone(), *surface)),
-            }
-        }
-        surfaces
-    }
-
-    fn serving(&self, api: impl Fn(&Surface) -> bool) -> Option<String> {
+    fn serving(&self, api: impl Fn(&Surface) -> bool) -> Option<&Listener> {
         // The metrics listener of its own comes last, and is what scrapers are told.
-        let listener = self
-            .all
-            .iter()
-            .rev()
-            .find(|listener| api(&listener.surface));
-        listener.map(Listener::address)
+        let mut all = self.all.iter().rev();
+        all.find(|listener| api(&listener.surface))
     }
 
     /// Where the APIs are.
     pub(crate) fn whereabouts(&self) -> Whereabouts {
+        let inference = self.serving(|surface| surface.inference);
+        let management = self.serving(|surface| surface.management);
+        let metrics = self.serving(|surface| surface.metrics);
         Whereabouts {
-            inference: self.serving(|surface| surface.inference),
-            management: self.serving(|surface| surface.management),
-            metrics: self.serving(|surface| surface.metrics),
+            inference: inference.map(Listener::address),
+            management: management.map(Listener::address),
+            metrics: metrics.map(Listener::address),
+            urls: Urls {
+                inference: inference.map(Listener::url),
+                management: management.map(Listener::url),
+                metrics: metrics.map(Listener::url),
+            },
             pid: std::process::id(),
         }
     }
@@ -207,7 +199,16 @@ pub(crate) struct Whereabouts {
     inference: Option<String>,
     management: Option<String>,
     metrics: Option<String>,
+    urls: Urls,
     pid: u32,
+}
+
+/// The same with what is spoken there.
+#[derive(Debug, Serialize)]
+struct Urls {
+    inference: Option<String>,
+    management: Option<String>,
+    metrics: Option<String>,
 }
 
 impl Whereabouts {

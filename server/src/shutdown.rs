@@ -77,6 +77,7 @@ async fn in_order(edge: &Edge, server: &ServerHandle, mut doors: Doors, limits: 
     }
 
     let closing = Instant::now();
+    edge.traffic.drain();
     let deadline = closing + limits.drain;
     if !doors.close(deadline).await {
         tracing::warn!("connections that nobody has taken yet are refused");

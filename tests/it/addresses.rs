@@ -194,7 +194,7 @@ fn what_cannot_be_bound_is_refused_with_the_reason() {
             "Invalid port number: http://127.0.0.1:65535",
         ),
         ("http://127.0.0.1:0/", "Invalid port number: "),
-        ("https://127.0.0.1:0", "TLS is not served yet"),
+        ("https://127.0.0.1:0/", "Invalid port number: "),
         (
             "unix:/no/such/folder/s",
             "Failed to bind to address: unix:/no/such/folder/s",

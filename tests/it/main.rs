@@ -8,9 +8,12 @@ mod archives;
 mod asynchronous;
 mod batching;
 mod command_line;
+mod connections;
 mod continuous;
+mod cors;
 mod health;
 mod hosts;
+mod http2;
 mod limits;
 mod malformed;
 mod management;
@@ -27,6 +30,7 @@ mod shutdown;
 mod snapshots;
 mod sources;
 mod streaming;
+mod tls;
 mod traces;
 
 /// A server that has not been started; one per test, nothing is shared.

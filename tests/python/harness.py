@@ -193,7 +193,24 @@ class Server:
         self.output_file = folder / "output.log"
         self.ready_file = folder / "ready.json"
         self.process: subprocess.Popen[bytes] | None = None
+        # The certificate that its clients believe, where it speaks TLS.
+        self.authority: Path | None = None
         self._sessions = threading.local()
+
+    def speak_tls(self) -> "Server":
+        """Gives it a key, and lets all its listeners speak TLS."""
+        key, certificate = self.folder / "key.pem", self.folder / "cert.pem"
+        names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        command += ["-subj", "/CN=localhost", "-addext", names]
+        command += ["-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
+        self.authority = certificate
+        text = self.config_file.read_text().replace("=http://127.0.0.1:0", "=https://127.0.0.1:0")
+        self.config_file.write_text(
+            f"{text}private_key_file={key}\ncertificate_file={certificate}\n"
+        )
+        return self
 
     def command(self, *more: str | Path) -> list[str | Path]:
         """The command line that starts it, in the foreground unless `--foreground` is taken out."""
@@ -225,7 +242,7 @@ class Server:
         wait_until("the server listens", told)
         addresses = json.loads(self.ready_file.read_text())
         self.inference, self.management, self.metrics_api = (
-            f"http://{addresses[api]}" for api in ("inference", "management", "metrics")
+            addresses["urls"][api] for api in ("inference", "management", "metrics")
         )
 
     @property
@@ -253,6 +270,7 @@ class Server:
             self._sessions.session = requests.Session()
             # Neither proxies nor credentials of the machine.
             self._sessions.session.trust_env = False
+            self._sessions.session.verify = str(self.authority) if self.authority else True
         return self._sessions.session
 
     def infer(

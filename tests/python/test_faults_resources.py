@@ -354,13 +354,20 @@ def test_with_few_descriptors_old_connections_work_and_none_is_lost_rs_14(start)
     wait_until(f"its descriptors are again {before}", as_before, 10)
 
     # More connections than it can have: those that it has go on, a worker that is lost comes back,
-    # and the other connections are served once there is room.
+    # and the others are refused until there is room.
     assert server.predict("python", b"x").text == "x"
     [worker] = server.worker_pids("python")
     with ExitStack() as stack:
         for _ in range(150):
             stack.enter_context(connect(server))
         wait_until("it has all that it takes", lambda: kinds()["socket"] >= 60)
+
+        def refused():
+            with connect(server) as another:
+                another.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+                return b" 503 " in all_of(another)
+
+        wait_until("another is refused", refused, 5)
         for _ in range(20):
             assert server.predict("python", b"old").text == "old"
         os.kill(worker, signal.SIGKILL)
@@ -370,8 +377,31 @@ def test_with_few_descriptors_old_connections_work_and_none_is_lost_rs_14(start)
     with requests.Session() as fresh:
         fresh.trust_env = False
         url = f"{server.inference}/predictions/python"
-        assert fresh.post(url, b"new", timeout=LIMIT).text == "new"
+        wait_until(
+            "there is room again", lambda: fresh.post(url, b"new", timeout=LIMIT).text == "new"
+        )
     wait_until(f"its descriptors are again {before}", as_before, 20)
+
+
+LITTLE_DATA = ("prlimit", f"--data={512 * MIB}")
+
+
+@pytest.mark.skipif(not can_run(*LITTLE_DATA), reason="there is no prlimit here")
+def test_many_large_bodies_are_refused_where_memory_is_small(start):
+    """The budget for bodies is a share of what the process may have: 503, and it lives."""
+    server = start(
+        [f"max_request_size={64 * MIB}", f"max_response_size={64 * MIB}"], prefix=LITTLE_DATA
+    )
+    server.serve_echo("echo")
+    body = os.urandom(48 * MIB)
+    answers = at_once([lambda: server.predict("echo", body)] * 40, 20)
+    statuses = {answer.status_code for answer in answers}
+    assert statuses <= {200, 503} and 200 in statuses, statuses
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.headers["x-refusal-reason"] in {"body-memory", "queue-full"}
+    assert 503 in statuses, "forty times 48 MiB do not fit into 512 MiB"
+    assert server.predict("echo", b"alive").text == "alive"
 
 
 LITTLE_MEMORY = ("prlimit", f"--as={2 << 30}")

@@ -1,22 +1,27 @@
 //! From the bytes of a body to the named fields that handlers see (*torchserve-contract* 4.4).
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix_web::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use actix_web::{HttpRequest, web};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
+use tokio::sync::watch;
 use ts_types::Part;
 
 use super::RestError;
 use super::coding::Coding;
-
-/// How long a body may pause, and how long it may take before its rate counts.
-const STALL_LIMIT: Duration = Duration::from_secs(60);
+use crate::budget::{BodyMemory, Growing, Received, Taken, counted};
 
 /// Bytes a second that a body has to bring on average after that: a client that drips holds a
 /// connection and memory for nothing.
 const SLOWEST_RATE: u64 = 1024;
+
+/// How long a body may pause once the server takes no more requests, and how long it may take then
+/// before its rate counts: one that drips must not hold up the end.
+const PAUSE_AT_THE_END: Duration = Duration::from_secs(1);
 
 /// Bytes set aside on a client's word for how long its body will be.
 const TRUSTED_BYTES: usize = 256 * 1024;
@@ -33,21 +38,47 @@ pub(crate) struct Limits {
     pub(crate) parts: usize,
 }
 
-/// Reads a body, and decompresses it if its head says so. The limit holds for what arrives and for
+/// How bodies are taken in.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    /// What one may be.
+    pub(crate) limits: Limits,
+    /// What all of them may take.
+    pub(crate) memory: Arc<BodyMemory>,
+    /// How long one may pause, and how long it may take before its rate counts.
+    pub(crate) pause: Duration,
+    /// Whether the server takes no more requests.
+    pub(crate) draining: watch::Receiver<bool>,
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl Intake {
+    /// For a single body, without a server around it.
+    pub(crate) fn alone(limits: Limits) -> Self {
+        Self {
+            limits,
+            memory: BodyMemory::new(None),
+            pause: Duration::from_secs(60),
+            draining: watch::channel(false).1,
+        }
+    }
+}
+
+/// Reads a body, and decompresses it if its head says so. The limits hold for what arrives and for
 /// what comes of it.
 ///
 /// # Errors
-/// Over the limit, broken off, stalled, or not in a coding that is known.
+/// Over a limit, broken off, stalled, or not in a coding that is known.
 pub(crate) async fn collect(
     request: &HttpRequest,
     payload: web::Payload,
-    limits: Limits,
-) -> Result<Bytes, RestError> {
+    intake: &Intake,
+) -> Result<Received, RestError> {
     let coding = Coding::of_body(request)?;
-    let body = arrived(request, payload, limits).await?;
+    let body = arrived(request, payload, intake).await?;
     match coding {
         None => Ok(body),
-        Some(coding) => coding.decode(body, limits.bytes).await,
+        Some(coding) => coding.decode(body, intake).await,
     }
 }
 
@@ -55,60 +86,108 @@ pub(crate) async fn collect(
 async fn arrived(
     request: &HttpRequest,
     mut payload: web::Payload,
-    limits: Limits,
-) -> Result<Bytes, RestError> {
+    intake: &Intake,
+) -> Result<Received, RestError> {
     let announced = request
         .headers()
         .get(CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok());
     // Whoever announces more than a number can hold announces more than the limit.
     let announced = announced.map(|text| text.parse::<usize>().unwrap_or(usize::MAX));
-    let too_large = || RestError::TooLarge {
-        limit: limits.bytes,
-    };
-    if announced.is_some_and(|bytes| bytes > limits.bytes) {
+    let limit = intake.limits.bytes;
+    let too_large = || RestError::TooLarge { limit };
+    if announced.is_some_and(|bytes| bytes > limit) {
         return Err(too_large());
     }
-    let started = Instant::now();
-    let Some(first) = next(&mut payload).await? else {
-        return Ok(Bytes::new());
+    let mut taken = Taken::none(&intake.memory);
+    let mut pace = Pace::begin(intake);
+    let Some(first) = pace.next(&mut payload).await? else {
+        let bytes = Bytes::new();
+        return Ok(Received { bytes, taken });
     };
-    if first.len() > limits.bytes {
+    if first.len() > limit {
         return Err(too_large());
     }
-    let Some(second) = next(&mut payload).await? else {
-        return Ok(first);
+    let Some(second) = pace.next(&mut payload).await? else {
+        taken.take(first.len())?;
+        let bytes = first;
+        return Ok(Received { bytes, taken });
     };
     let expected = announced.unwrap_or(0).min(TRUSTED_BYTES);
-    let mut body = BytesMut::with_capacity(expected.max(first.len() + second.len()));
-    body.extend_from_slice(&first);
+    let room = expected.max(first.len() + second.len());
+    let mut body = Growing::new(taken, room, announced.unwrap_or(limit))?;
+    body.push(&first)?;
+    drop(first);
     let mut chunk = Some(second);
     while let Some(bytes) = chunk {
-        if bytes.len() > limits.bytes - body.len() {
+        if bytes.len() > limit - body.len() {
             return Err(too_large());
         }
-        body.extend_from_slice(&bytes);
-        let elapsed = started.elapsed();
-        if elapsed > STALL_LIMIT && (body.len() as u64) < elapsed.as_secs() * SLOWEST_RATE {
+        body.push(&bytes)?;
+        chunk = pace.next(&mut payload).await?;
+    }
+    Ok(body.finish())
+}
+
+/// How fast a body arrives.
+struct Pace {
+    /// How long it may pause.
+    pause: Duration,
+    draining: watch::Receiver<bool>,
+    /// Since when its rate is measured.
+    since: Instant,
+    /// Bytes since then.
+    bytes: u64,
+}
+
+impl Pace {
+    fn begin(intake: &Intake) -> Self {
+        let mut pace = Self {
+            pause: intake.pause,
+            draining: intake.draining.clone(),
+            since: Instant::now(),
+            bytes: 0,
+        };
+        if *pace.draining.borrow_and_update() {
+            pace.hurry();
+        }
+        pace
+    }
+
+    /// From here on the server waits for it.
+    fn hurry(&mut self) {
+        self.pause = self.pause.min(PAUSE_AT_THE_END);
+        (self.since, self.bytes) = (Instant::now(), 0);
+    }
+
+    /// The next piece; none at the end.
+    async fn next(&mut self, payload: &mut web::Payload) -> Result<Option<Bytes>, RestError> {
+        let mut paused = pin!(tokio::time::sleep(self.pause));
+        let piece = loop {
+            tokio::select! {
+                biased;
+                piece = payload.next() => break piece,
+                Ok(()) = self.draining.changed() => {
+                    self.hurry();
+                    paused.set(tokio::time::sleep(self.pause));
+                }
+                () = &mut paused => return Err(RestError::StalledBody {
+                    seconds: self.pause.as_secs(),
+                }),
+            }
+        };
+        let Some(piece) = piece else { return Ok(None) };
+        let piece = piece.map_err(|error| RestError::BrokenBody {
+            reason: error.to_string(),
+        })?;
+        self.bytes += piece.len() as u64;
+        let elapsed = self.since.elapsed();
+        if elapsed > self.pause && self.bytes < elapsed.as_secs() * SLOWEST_RATE {
             return Err(RestError::SlowBody {
                 bytes_per_second: SLOWEST_RATE,
             });
         }
-        chunk = next(&mut payload).await?;
-    }
-    Ok(body.freeze())
-}
-
-async fn next(payload: &mut web::Payload) -> Result<Option<Bytes>, RestError> {
-    match tokio::time::timeout(STALL_LIMIT, payload.next()).await {
-        Ok(None) => Ok(None),
-        Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
-        Ok(Some(Err(error))) => Err(RestError::BrokenBody {
-            reason: error.to_string(),
-        }),
-        Err(_) => Err(RestError::StalledBody {
-            seconds: STALL_LIMIT.as_secs(),
-        }),
+        Ok(Some(piece))
     }
 }
 
@@ -127,26 +206,35 @@ pub(crate) fn content_type(request: &HttpRequest) -> &str {
 /// A form that cannot be read or has too many fields.
 pub(crate) async fn parts(
     content_type: &str,
-    body: Bytes,
+    body: Received,
     limits: Limits,
 ) -> Result<Vec<Part>, RestError> {
+    let Received { bytes, mut taken } = body;
     let essence = content_type.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("multipart/form-data") {
-        multipart(content_type, body, limits).await
+    let mut parts = if essence.eq_ignore_ascii_case("multipart/form-data") {
+        // Splitting it copies it.
+        taken.take(bytes.len())?;
+        multipart(content_type, bytes, limits).await?
     } else if essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
+        taken.take(bytes.len())?;
         let mut fields = Fields::new(limits);
-        for (name, value) in form_urlencoded::parse(&body) {
+        for (name, value) in form_urlencoded::parse(&bytes) {
             fields.add(text_part(name.into_owned(), value.into_owned()))?;
         }
-        Ok(fields.finish())
+        fields.finish()
     } else {
         let content_type = content_type.to_owned();
-        Ok(vec![Part {
+        vec![Part {
             name: "body".to_owned(),
             content_type,
-            value: body,
-        }])
+            value: bytes,
+        }]
+    };
+    let taken = Arc::new(taken);
+    for part in &mut parts {
+        part.value = counted(std::mem::take(&mut part.value), &taken);
     }
+    Ok(parts)
 }
 
 /// A field that is plain text in a form or a query: without a type, so handlers get its bytes.

@@ -13,6 +13,8 @@ use bytes::Bytes;
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::RestError;
+use super::body::Intake;
+use crate::budget::{Growing, MemoryFull, Received, Taken};
 
 /// The codings that bodies may come in, for those who used another.
 pub(crate) const KNOWN: &str = "gzip, deflate, br, zstd";
@@ -104,12 +106,18 @@ impl Coding {
     /// The body as it was before it was compressed.
     ///
     /// # Errors
-    /// Over the limit, which counts while it grows, or not compressed that way.
-    pub(crate) async fn decode(self, body: Bytes, limit: usize) -> Result<Bytes, RestError> {
-        if body.is_empty() {
+    /// Over a limit, which counts while it grows, or not compressed that way.
+    pub(crate) async fn decode(
+        self,
+        body: Received,
+        intake: &Intake,
+    ) -> Result<Received, RestError> {
+        if body.bytes.is_empty() {
             return Ok(body);
         }
-        let decoded = web::block(move || self.decoded(&body, limit)).await;
+        let limit = intake.limits.bytes;
+        let decoded = Growing::new(Taken::none(&intake.memory), 0, limit)?;
+        let decoded = web::block(move || self.decoded(&body.bytes, decoded, limit)).await;
         decoded.unwrap_or_else(|_gone| {
             Err(RestError::BrokenBody {
                 reason: "the server is stopping".to_owned(),
@@ -117,23 +125,33 @@ impl Coding {
         })
     }
 
-    fn decoded(self, body: &[u8], limit: usize) -> Result<Bytes, RestError> {
-        let bad = |reason: std::io::Error| RestError::BadCoding {
-            coding: self.name(),
-            reason: reason.to_string(),
+    fn decoded(
+        self,
+        body: &[u8],
+        mut decoded: Growing,
+        limit: usize,
+    ) -> Result<Received, RestError> {
+        let into = &mut decoded;
+        let done = match self {
+            Self::Gzip => read(flate2::read::MultiGzDecoder::new(body), into, limit),
+            Self::Deflate => inflate(body, into, limit),
+            Self::Brotli => read(brotli::Decompressor::new(body, STEP), into, limit),
+            Self::Zstd => zstd::stream::read::Decoder::with_buffer(body)
+                .and_then(|mut decoder| {
+                    decoder.window_log_max(ZSTD_WINDOW)?;
+                    Ok(decoder)
+                })
+                .map_err(Undecoded::from)
+                .and_then(|decoder| read(decoder, into, limit)),
         };
-        let decoded = match self {
-            Self::Gzip => read(flate2::read::MultiGzDecoder::new(body), limit),
-            Self::Deflate => inflate(body, limit),
-            Self::Brotli => read(brotli::Decompressor::new(body, STEP), limit),
-            Self::Zstd => zstd::stream::read::Decoder::with_buffer(body).and_then(|mut decoder| {
-                decoder.window_log_max(ZSTD_WINDOW)?;
-                read(decoder, limit)
+        match done {
+            Ok(()) => Ok(decoded.finish()),
+            Err(Undecoded::TooLarge) => Err(RestError::TooLarge { limit }),
+            Err(Undecoded::Full(full)) => Err(full.into()),
+            Err(Undecoded::Broken(reason)) => Err(RestError::BadCoding {
+                coding: self.name(),
+                reason: reason.to_string(),
             }),
-        };
-        match decoded.map_err(bad)? {
-            Some(decoded) => Ok(Bytes::from(decoded)),
-            None => Err(RestError::TooLarge { limit }),
         }
     }
 
@@ -164,16 +182,41 @@ impl Coding {
     }
 }
 
-/// Reads to the end. `None` when that is over the limit.
-fn read(source: impl Read, limit: usize) -> std::io::Result<Option<Vec<u8>>> {
-    let mut body = Vec::new();
-    // One byte more tells a body over the limit from one that just fits.
-    source.take(limit as u64 + 1).read_to_end(&mut body)?;
-    Ok((body.len() <= limit).then_some(body))
+/// Why a body is not decompressed.
+enum Undecoded {
+    TooLarge,
+    Full(MemoryFull),
+    Broken(std::io::Error),
+}
+
+impl From<MemoryFull> for Undecoded {
+    fn from(full: MemoryFull) -> Self {
+        Self::Full(full)
+    }
+}
+
+impl From<std::io::Error> for Undecoded {
+    fn from(error: std::io::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
+/// All that a decoder gives, up to a limit.
+fn read(mut source: impl Read, into: &mut Growing, limit: usize) -> Result<(), Undecoded> {
+    let mut step = vec![0; STEP];
+    loop {
+        match source.read(&mut step) {
+            Ok(0) => return Ok(()),
+            Ok(read) if read > limit - into.len() => return Err(Undecoded::TooLarge),
+            Ok(read) => into.push(step.get(..read).unwrap_or_default())?,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// The same for `deflate`. Some clients leave zlib's frame out, which its first two bytes tell.
-fn inflate(body: &[u8], limit: usize) -> std::io::Result<Option<Vec<u8>>> {
+fn inflate(body: &[u8], into: &mut Growing, limit: usize) -> Result<(), Undecoded> {
     let framed = match body {
         [first, second, ..] => {
             first & 0x0f == 8 && u16::from_be_bytes([*first, *second]).is_multiple_of(31)
@@ -181,23 +224,25 @@ fn inflate(body: &[u8], limit: usize) -> std::io::Result<Option<Vec<u8>>> {
         _ => false,
     };
     let mut state = Decompress::new(framed);
-    let mut decoded = Vec::new();
+    let mut step = Vec::with_capacity(STEP);
     let broken = |text| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
     loop {
-        decoded.reserve(STEP);
         let read = usize::try_from(state.total_in()).unwrap_or(usize::MAX);
         let rest = body.get(read..).unwrap_or_default();
-        let before = decoded.len();
-        let status = state.decompress_vec(rest, &mut decoded, FlushDecompress::None)?;
-        if decoded.len() > limit {
-            return Ok(None);
+        step.clear();
+        let status = state
+            .decompress_vec(rest, &mut step, FlushDecompress::None)
+            .map_err(std::io::Error::from)?;
+        if step.len() > limit - into.len() {
+            return Err(Undecoded::TooLarge);
         }
-        let consumed = state.total_in() as usize;
+        into.push(&step)?;
+        let consumed = usize::try_from(state.total_in()).unwrap_or(usize::MAX);
         match status {
-            Status::StreamEnd if consumed == body.len() => return Ok(Some(decoded)),
-            Status::StreamEnd => return Err(broken("there is more after its end")),
-            Status::Ok | Status::BufError if consumed == read && decoded.len() == before => {
-                return Err(broken("it ends too early"));
+            Status::StreamEnd if consumed == body.len() => return Ok(()),
+            Status::StreamEnd => return Err(broken("there is more after its end").into()),
+            Status::Ok | Status::BufError if consumed == read && step.is_empty() => {
+                return Err(broken("it ends too early").into());
             }
             Status::Ok | Status::BufError => {}
         }

@@ -4,6 +4,7 @@ use ts_serving::ServingError;
 use ts_types::{Classify, ErrorClass, IdError, Invalid, Subject, UnknownName};
 
 use crate::auth::{Denied, NotRenewed};
+use crate::budget::MemoryFull;
 
 /// A failed request.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,9 @@ pub(crate) enum RestError {
         /// The limit.
         limit: usize,
     },
+    /// The bodies of all requests take what they may.
+    #[error(transparent)]
+    MemoryFull(#[from] MemoryFull),
     /// The body did not arrive.
     #[error("the body could not be read: {reason}")]
     BrokenBody {
@@ -43,13 +47,15 @@ pub(crate) enum RestError {
         reason: String,
     },
     /// The body arrives too slowly.
-    #[error("nothing of the body arrived for {seconds} seconds")]
+    #[error("nothing of the body arrived for {seconds} seconds (`request_body_timeout`)")]
     StalledBody {
         /// The limit.
         seconds: u64,
     },
     /// The body drips.
-    #[error("the body brings less than {bytes_per_second} bytes a second")]
+    #[error(
+        "the body brings less than {bytes_per_second} bytes a second after `request_body_timeout`"
+    )]
     SlowBody {
         /// The limit.
         bytes_per_second: u64,
@@ -211,6 +217,7 @@ impl Classify for RestError {
             | Self::UnknownName(_) => ErrorClass::InvalidRequest(Invalid::Request),
             Self::UnknownCoding { .. } => ErrorClass::InvalidRequest(Invalid::Coding),
             Self::TooLarge { .. } => ErrorClass::TooLarge,
+            Self::MemoryFull(_) => ErrorClass::Overloaded,
             Self::NegativeWorkers { .. } => ErrorClass::WorkerStart,
             Self::BadStatus { .. } | Self::HeadersTooLarge { .. } => ErrorClass::HandlerFailed,
             Self::NotDescribed(_) => ErrorClass::WorkerLost,

@@ -3,6 +3,7 @@
 
 pub(crate) mod body;
 mod coding;
+mod cors;
 mod docs_page;
 mod error;
 mod events;
@@ -19,18 +20,18 @@ mod trace;
 use std::sync::Arc;
 
 use actix_web::http::header::AUTHORIZATION;
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpMessage as _, HttpRequest, HttpResponse, web};
 use percent_encoding::percent_decode_str;
 use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
 
 pub(crate) use error::RestError;
 pub(crate) use routes::Surface;
-pub(crate) use trace::{Connection, Traffic};
+pub(crate) use trace::{Ending, Traffic};
 
 use crate::auth::{Action, Guard};
-use crate::listen::Surfaces;
 use crate::telemetry::{Exporter, Traces};
+use crate::transport::Origin;
 
 /// What endpoints work with; one for all threads.
 pub(crate) struct Edge {
@@ -40,10 +41,8 @@ pub(crate) struct Edge {
     pub(crate) management: Arc<ManagementService>,
     /// Decides what may be done.
     pub(crate) guard: Guard,
-    /// Which APIs each listener serves.
-    pub(crate) surfaces: Surfaces,
-    /// Limits on bodies.
-    pub(crate) limits: body::Limits,
+    /// How bodies are taken in.
+    pub(crate) intake: body::Intake,
     /// Bytes from which a response is compressed for a client that accepts it; 0 for never.
     pub(crate) min_compressed_bytes: usize,
     /// Counts and marks responses.
@@ -56,11 +55,12 @@ pub(crate) struct Edge {
     pub(crate) traces: Option<Traces>,
 }
 
-impl Edge {
-    fn surface(&self, request: &HttpRequest) -> Surface {
-        let marked = request.conn_data::<Surface>().copied();
-        marked.unwrap_or_else(|| self.surfaces.of_tcp(request.app_config().local_addr()))
-    }
+/// Where a request came in. Connections are marked by the library over HTTP/1, requests over
+/// HTTP/2.
+fn origin(request: &HttpRequest) -> Origin {
+    let marked = request.conn_data::<Origin>().cloned();
+    let marked = marked.or_else(|| request.extensions().get::<Origin>().cloned());
+    marked.unwrap_or_else(Origin::none)
 }
 
 /// Answers one request.
@@ -69,11 +69,12 @@ pub(crate) async fn serve(
     payload: web::Payload,
     edge: web::Data<Edge>,
 ) -> HttpResponse {
-    let mut passage = edge.traffic.enter();
+    let origin = origin(&request);
+    let mut passage = edge.traffic.enter(origin.begin());
     let id = trace::request_id(&request);
-    let context = passage.begin(&request, &id, &edge);
+    let context = passage.begin(&request, origin.surface, &id, &edge);
     let work = async {
-        let response = match answer(&edge, &request, payload, &id).await {
+        let response = match answer(&edge, &request, payload, &id, origin.surface).await {
             Ok(response) => response,
             Err(error) => respond::failure(&error, &id),
         };
@@ -95,7 +96,7 @@ fn may_list(edge: &Edge, request: &HttpRequest) -> bool {
         let checked = edge.guard.check(Action::Manage, || authorization(request));
         checked.is_ok()
     };
-    edge.surface(request).management && permitted()
+    origin(request).surface.management && permitted()
 }
 
 async fn answer(
@@ -103,6 +104,7 @@ async fn answer(
     request: &HttpRequest,
     payload: web::Payload,
     id: &RequestId,
+    surface: Surface,
 ) -> Result<HttpResponse, RestError> {
     let encoded = request.uri().path();
     let path = percent_decode_str(encoded)
@@ -110,7 +112,6 @@ async fn answer(
         .map_err(|_| RestError::PathNotText {
             path: encoded.to_owned(),
         })?;
-    let surface = edge.surface(request);
     let route = routes::find(surface, request.method(), &path)?;
     edge.guard
         .check(route.action(), || authorization(request))?;

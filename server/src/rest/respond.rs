@@ -21,6 +21,9 @@ use super::events::Wanted;
 use super::{RestError, coding, events};
 use crate::status;
 
+/// Why a request was not taken, in a word.
+const REFUSAL_REASON: HeaderName = HeaderName::from_static("x-refusal-reason");
+
 /// Headers that belong to the connection and not to the answer: no handler may set them.
 const OF_THE_CONNECTION: &[&str] = &[
     "connection",
@@ -111,6 +114,11 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
         let known = HeaderValue::from_static(coding::KNOWN);
         response.headers_mut().insert(ACCEPT_ENCODING, known);
     }
+    if matches!(error, RestError::MemoryFull(_)) {
+        let headers = response.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from(1));
+        headers.insert(REFUSAL_REASON, HeaderValue::from_static("body-memory"));
+    }
     if let RestError::Serving(ServingError::Refused {
         reason,
         retry_after,
@@ -122,8 +130,7 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
             let seconds = retry_after.as_millis().div_ceil(1000);
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds as u64));
         }
-        let name = HeaderName::from_static("x-refusal-reason");
-        headers.insert(name, HeaderValue::from_static(reason.as_str()));
+        headers.insert(REFUSAL_REASON, HeaderValue::from_static(reason.as_str()));
     }
     response
 }

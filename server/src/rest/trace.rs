@@ -13,13 +13,16 @@ use actix_web::http::{ConnectionType, Method, StatusCode, Uri, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
+use tokio::sync::watch;
 use ts_types::RequestId;
 
-use super::Edge;
+use super::cors::Cors;
 use super::operations::REGISTRATION;
 use super::spans::RequestSpan;
+use super::{Edge, Surface};
 use crate::redact;
 use crate::telemetry::{RequestContext, ResponseCounts, Traces};
+use crate::transport::Busy;
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const NEVER_STORED: HeaderValue =
@@ -100,38 +103,34 @@ fn told(uri: &Uri) -> Cow<'_, str> {
 /// The requests in work, and what all responses have in common.
 pub(crate) struct Traffic {
     counts: ResponseCounts,
-    cors: Vec<(HeaderName, HeaderValue)>,
+    cors: Cors,
     in_work: AtomicUsize,
     stopping: AtomicBool,
     made: Instant,
     /// When the last request came in, in milliseconds since `made`.
     last_millis: AtomicU64,
     /// Connections that end when their client has the response that was made last for them.
-    ending: AtomicUsize,
+    ending: Arc<AtomicUsize>,
+    draining: watch::Sender<bool>,
 }
 
 impl Traffic {
     /// `cors` are the `Access-Control-*` headers, checked by the settings.
     pub(crate) fn new(counts: ResponseCounts, cors: &[(&'static str, String)]) -> Self {
-        let header = |(name, value): &(&'static str, String)| {
-            Some((
-                HeaderName::from_static(name),
-                HeaderValue::from_str(value).ok()?,
-            ))
-        };
         Self {
             counts,
-            cors: cors.iter().filter_map(header).collect(),
+            cors: Cors::new(cors),
             in_work: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             made: Instant::now(),
             last_millis: AtomicU64::new(0),
-            ending: AtomicUsize::new(0),
+            ending: Arc::default(),
+            draining: watch::Sender::new(false),
         }
     }
 
     /// Takes a request in.
-    pub(crate) fn enter(&self) -> Passage<'_> {
+    pub(crate) fn enter(&self, busy: Busy) -> Passage<'_> {
         self.in_work.fetch_add(1, Ordering::AcqRel);
         let started = Instant::now();
         let millis = started.duration_since(self.made).as_millis();
@@ -139,6 +138,7 @@ impl Traffic {
         self.last_millis.store(millis, Ordering::Relaxed);
         Passage {
             traffic: self,
+            busy: Some(busy),
             started,
             span: None,
         }
@@ -149,6 +149,16 @@ impl Traffic {
         self.stopping.store(true, Ordering::Release);
     }
 
+    /// From here on the server only waits for the requests that it has.
+    pub(crate) fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Tells when that is.
+    pub(crate) fn draining(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
+    }
+
     /// Whether the server has been told to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
@@ -157,6 +167,11 @@ impl Traffic {
     /// Requests that are in work.
     pub(crate) fn in_work(&self) -> usize {
         self.in_work.load(Ordering::Acquire)
+    }
+
+    fn ending(&self) -> Ending {
+        self.ending.fetch_add(1, Ordering::AcqRel);
+        Ending(Arc::clone(&self.ending))
     }
 
     /// Waits until no request is in work, the last responses are with their clients and no more
@@ -177,39 +192,22 @@ impl Traffic {
     }
 }
 
-/// A client's connection. It counts once a response was made for it that ends it.
-pub(crate) struct Connection {
-    edge: web::Data<Edge>,
-    ends: AtomicBool,
-}
+/// A connection that ends when its client has the response that was made last for it. It counts until
+/// then.
+#[derive(Debug)]
+pub(crate) struct Ending(Arc<AtomicUsize>);
 
-impl Connection {
-    /// A new one.
-    pub(crate) fn open(edge: web::Data<Edge>) -> Self {
-        Self {
-            edge,
-            ends: AtomicBool::new(false),
-        }
-    }
-
-    fn ends(&self) {
-        if !self.ends.swap(true, Ordering::AcqRel) {
-            self.edge.traffic.ending.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-}
-
-impl Drop for Connection {
+impl Drop for Ending {
     fn drop(&mut self) {
-        if *self.ends.get_mut() {
-            self.edge.traffic.ending.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// A request on its way; leaves the count even if its client gives up.
 pub(crate) struct Passage<'t> {
     traffic: &'t Traffic,
+    /// Of its connection.
+    busy: Option<Busy>,
     started: Instant,
     span: Option<RequestSpan>,
 }
@@ -224,12 +222,18 @@ impl Drop for Passage<'_> {
 struct InWork {
     edge: web::Data<Edge>,
     span: Option<RequestSpan>,
+    /// Of its connection.
+    _busy: Option<Busy>,
 }
 
 impl InWork {
-    fn enter(edge: web::Data<Edge>, span: Option<RequestSpan>) -> Self {
+    fn enter(edge: web::Data<Edge>, span: Option<RequestSpan>, busy: Option<Busy>) -> Self {
         edge.traffic.in_work.fetch_add(1, Ordering::AcqRel);
-        Self { edge, span }
+        Self {
+            edge,
+            span,
+            _busy: busy,
+        }
     }
 }
 
@@ -278,15 +282,14 @@ impl Passage<'_> {
     pub(crate) fn begin(
         &mut self,
         request: &HttpRequest,
+        surface: Surface,
         id: &RequestId,
         edge: &Edge,
     ) -> RequestContext {
         let client = trace_parent(request).and_then(|value| value.to_str().ok());
         let (tracer, started) = (edge.traces.as_ref().map(Traces::tracer), self.started);
-        self.span = tracer.map(|tracer| {
-            let surface = edge.surface(request);
-            RequestSpan::begin(tracer, request, surface, client, id, started)
-        });
+        self.span =
+            tracer.map(|tracer| RequestSpan::begin(tracer, request, surface, client, id, started));
         let trace_parent = match &self.span {
             Some(span) => Some(span.trace_parent().into()),
             None => client.map(Arc::from),
@@ -323,16 +326,12 @@ impl Passage<'_> {
         headers.insert(PRAGMA, NO_CACHE);
         headers.insert(CACHE_CONTROL, NEVER_STORED);
         headers.insert(EXPIRES, LONG_AGO);
-        for (name, value) in &self.traffic.cors {
-            if !headers.contains_key(name) {
-                headers.insert(name.clone(), value.clone());
-            }
-        }
+        self.traffic.cors.add(request.headers(), headers);
         // One that asks for another protocol is answered in this one; its connection is not kept.
         let asks_for_another = request.head().upgrade();
         let is_stopping = self.traffic.is_stopping();
-        if is_stopping && let Some(connection) = request.conn_data::<Connection>() {
-            connection.ends();
+        if is_stopping && let Some(busy) = &self.busy {
+            busy.connection_ends(|| self.traffic.ending());
         }
         if status.as_u16() >= 400 || is_stopping || asks_for_another {
             response
@@ -348,7 +347,7 @@ impl Passage<'_> {
                 head.no_chunking(true);
                 head.set_connection_type(ConnectionType::Close);
             }
-            let in_work = InWork::enter(web::Data::clone(edge), self.span.take());
+            let in_work = InWork::enter(web::Data::clone(edge), self.span.take(), self.busy.take());
             return response.map_body(|_, body| {
                 BoxBody::new(Held {
                     body,

@@ -16,33 +16,49 @@ pub(crate) enum Address {
         host: String,
         /// 0 takes a free one.
         port: u16,
+        /// Whether TLS is spoken there.
+        tls: bool,
     },
     /// A socket in the file system.
     Unix(PathBuf),
 }
 
+/// The ports of an API where none is said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DefaultPorts {
+    /// Without TLS.
+    pub(crate) http: u16,
+    /// With it.
+    pub(crate) https: u16,
+}
+
 impl Address {
-    /// Reads `http://host[:port]` or `unix:/path`.
+    /// Reads `http://host[:port]`, `https://host[:port]` or `unix:/path`.
     ///
     /// # Errors
     /// TorchServe's words for a malformed one, ours for what is not served or cannot be.
-    pub(crate) fn parse(text: &str, default_port: u16) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str, ports: DefaultPorts) -> Result<Self, String> {
         let invalid = || format!("Invalid binding address: {text}");
         let (scheme, rest) = text.split_once(':').ok_or_else(invalid)?;
-        match scheme.to_ascii_lowercase().as_str() {
-            "http" => {
+        let scheme = scheme.to_ascii_lowercase();
+        match scheme.as_str() {
+            "http" | "https" => {
+                let tls = scheme == "https";
                 let authority = rest.strip_prefix("//").ok_or_else(invalid)?;
-                Self::parse_authority(text, authority, default_port)
+                let (host, port) = Self::parse_authority(text, authority)?;
+                let port = port.unwrap_or(if tls { ports.https } else { ports.http });
+                Ok(Self::Tcp { host, port, tls })
             }
-            "https" => Err(format!(
-                "TLS is not served yet, `{text}` needs it. Use `http://`"
-            )),
             "unix" => Self::parse_path(text, rest),
+            "https+unix" | "unix+https" => Err(format!(
+                "`{text}`: TLS is not spoken on unix sockets, whose file says who may connect. \
+                 Write `unix:{rest}`"
+            )),
             _ => Err(invalid()),
         }
     }
 
-    fn parse_authority(text: &str, authority: &str, default_port: u16) -> Result<Self, String> {
+    fn parse_authority(text: &str, authority: &str) -> Result<(String, Option<u16>), String> {
         let invalid = || format!("Invalid binding address: {text}");
         let (host, port) = match authority.strip_prefix('[') {
             Some(literal) => {
@@ -60,15 +76,14 @@ impl Address {
             }
         };
         let port = match port.strip_prefix(':') {
-            None if port.is_empty() => default_port,
+            None if port.is_empty() => None,
             None => return Err(invalid()),
-            Some(port) => port
-                .parse()
-                .ok()
-                .filter(|number| *number < u16::MAX)
-                .ok_or_else(|| format!("Invalid port number: {text}"))?,
+            Some(port) => {
+                let number = port.parse().ok().filter(|number| *number < u16::MAX);
+                Some(number.ok_or_else(|| format!("Invalid port number: {text}"))?)
+            }
         };
-        Ok(Self::Tcp { host, port })
+        Ok((host, port))
     }
 
     fn parse_path(text: &str, path: &str) -> Result<Self, String> {
@@ -94,9 +109,24 @@ impl Address {
         matches!(self, Self::Tcp { host, .. } if host == "0.0.0.0" || host == "::")
     }
 
-    /// Whether binding it twice would fail: a port of 0 is another one each time.
-    pub(crate) fn is_one_place(&self) -> bool {
-        !matches!(self, Self::Tcp { port: 0, .. })
+    /// Whether TLS is spoken there.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Tcp { tls: true, .. })
+    }
+
+    /// Whether both cannot be bound: a port of 0 is another one each time.
+    pub(crate) fn is_place_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Tcp { host, port, .. },
+                Self::Tcp {
+                    host: other,
+                    port: others,
+                    ..
+                },
+            ) => *port != 0 && (host, port) == (other, others),
+            _ => self == other,
+        }
     }
 }
 
@@ -118,15 +148,20 @@ fn ipv6(literal: &str) -> Option<String> {
     }
 }
 
+/// What an address of TCP begins with.
+pub(crate) fn scheme(tls: bool) -> &'static str {
+    if tls { "https" } else { "http" }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp { host, port } if host.contains(':') => {
+            Self::Tcp { host, port, tls } if host.contains(':') => {
                 // A zone that begins as the other form of the sign does is shown in that form.
                 let host = host.replacen("%25", "%2525", 1);
-                write!(out, "http://[{host}]:{port}")
+                write!(out, "{}://[{host}]:{port}", scheme(*tls))
             }
-            Self::Tcp { host, port } => write!(out, "http://{host}:{port}"),
+            Self::Tcp { host, port, tls } => write!(out, "{}://{host}:{port}", scheme(*tls)),
             Self::Unix(path) => write!(out, "unix:{}", path.display()),
         }
     }
@@ -136,18 +171,24 @@ impl fmt::Display for Address {
 mod tests {
     use super::*;
 
+    const PORTS: DefaultPorts = DefaultPorts {
+        http: 80,
+        https: 443,
+    };
+
     fn tcp(host: &str, port: u16) -> Address {
         let host = host.to_owned();
-        Address::Tcp { host, port }
+        let tls = false;
+        Address::Tcp { host, port, tls }
     }
 
     #[test]
     fn ports_are_read_or_taken_from_the_default() {
-        let parsed = Address::parse("http://0.0.0.0", 80).unwrap();
+        let parsed = Address::parse("http://0.0.0.0", PORTS).unwrap();
         assert_eq!(parsed, tcp("0.0.0.0", 80));
         assert!(parsed.is_wildcard());
         assert_eq!(
-            Address::parse("HTTP://localhost:0", 80),
+            Address::parse("HTTP://localhost:0", PORTS),
             Ok(tcp("localhost", 0))
         );
     }
@@ -173,24 +214,24 @@ mod tests {
                 "http://[fe80::1%eth0]:1",
             ),
         ] {
-            let parsed = Address::parse(text, 80).unwrap();
+            let parsed = Address::parse(text, PORTS).unwrap();
             assert_eq!(parsed, tcp(host, port), "{text}");
             assert_eq!(parsed.to_string(), shown);
         }
-        assert!(Address::parse("http://[::]", 80).unwrap().is_wildcard());
+        assert!(Address::parse("http://[::]", PORTS).unwrap().is_wildcard());
     }
 
     #[test]
     fn a_unix_socket_has_an_absolute_path_that_the_system_can_hold() {
         let socket = |path: &str| Ok(Address::Unix(path.into()));
-        assert_eq!(Address::parse("unix:/tmp/a b", 80), socket("/tmp/a b"));
-        assert_eq!(Address::parse("unix:///tmp//s", 80), socket("/tmp/s"));
+        assert_eq!(Address::parse("unix:/tmp/a b", PORTS), socket("/tmp/a b"));
+        assert_eq!(Address::parse("unix:///tmp//s", PORTS), socket("/tmp/s"));
         let longest = format!("/{}", "x".repeat(106));
         assert_eq!(
-            Address::parse(&format!("unix:{longest}"), 80),
+            Address::parse(&format!("unix:{longest}"), PORTS),
             socket(&longest)
         );
-        let error = Address::parse(&format!("unix:{longest}x"), 80).unwrap_err();
+        let error = Address::parse(&format!("unix:{longest}x"), PORTS).unwrap_err();
         assert!(
             error.contains("108 bytes") && error.contains("107"),
             "{error}"
@@ -204,7 +245,7 @@ mod tests {
             "unix:/tmp/",
             "unix:/a\0b",
         ] {
-            let error = Address::parse(bad, 80).unwrap_err();
+            let error = Address::parse(bad, PORTS).unwrap_err();
             assert!(error.starts_with("Invalid binding address: "), "{error}");
         }
     }
@@ -228,7 +269,7 @@ mod tests {
             "",
         ] {
             assert_eq!(
-                Address::parse(bad, 80).unwrap_err(),
+                Address::parse(bad, PORTS).unwrap_err(),
                 format!("Invalid binding address: {bad}")
             );
         }
@@ -241,19 +282,30 @@ mod tests {
             "http://[::1]:65536",
         ] {
             assert_eq!(
-                Address::parse(bad, 80).unwrap_err(),
+                Address::parse(bad, PORTS).unwrap_err(),
                 format!("Invalid port number: {bad}")
             );
         }
-        let error = Address::parse("https://h:1", 80).unwrap_err();
-        assert!(error.contains("TLS"), "{error}");
+    }
+
+    #[test]
+    fn https_is_tls_on_a_port_of_its_own_and_never_on_a_unix_socket() {
+        let parsed = Address::parse("HTTPS://h", PORTS).unwrap();
+        assert!(parsed.is_encrypted());
+        assert_eq!(parsed.to_string(), "https://h:443");
+        let plain = Address::parse("http://h:443", PORTS).unwrap();
+        assert!(parsed != plain && parsed.is_place_of(&plain));
+        let free = Address::parse("https://h:0", PORTS).unwrap();
+        assert!(!free.is_place_of(&free));
+        let error = Address::parse("https+unix:/s", PORTS).unwrap_err();
+        assert!(error.ends_with("Write `unix:/s`"), "{error}");
     }
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused_and_reads_as_it_is_shown(text in "(http://|unix:|HTTP:|)\\PC{0,20}") {
-            if let Ok(address) = Address::parse(&text, 80) {
-                proptest::prop_assert_eq!(Address::parse(&address.to_string(), 81), Ok(address));
+        fn any_text_is_read_or_refused_and_reads_as_it_is_shown(text in "(http://|https://|unix:|HTTP:|)\\PC{0,20}") {
+            if let Ok(address) = Address::parse(&text, PORTS) {
+                proptest::prop_assert_eq!(Address::parse(&address.to_string(), PORTS), Ok(address));
             }
         }
     }

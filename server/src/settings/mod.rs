@@ -12,14 +12,14 @@ mod resolve;
 pub(crate) mod show;
 mod sources;
 
-pub(crate) use address::Address;
+pub(crate) use address::{Address, scheme};
 pub(crate) use devices::{VISIBLE, find as find_devices};
 #[cfg(feature = "fuzzing")]
 pub(crate) use models::parse_overrides;
 pub(crate) use models::{StartupModel, StartupModels};
 #[cfg(feature = "fuzzing")]
 pub(crate) use properties::{parse as parse_properties, substitute};
-pub(crate) use resolve::{Http, Machine, Settings, resolve};
+pub(crate) use resolve::{Connections, Http, Machine, Settings, resolve};
 pub(crate) use sources::{Environment, load};
 
 use ts_types::{ModelName, Version};

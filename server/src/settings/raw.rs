@@ -30,7 +30,7 @@ pub(crate) enum Kind {
         /// What it counts.
         unit: &'static str,
     },
-    /// `http://host[:port]` or `unix:/path`.
+    /// `http://host[:port]`, `https://host[:port]` or `unix:/path`.
     Address,
     /// One of these texts.
     Choice(&'static [&'static str]),
@@ -52,7 +52,9 @@ impl Kind {
             Self::Whole { unit: "", min, max } => format!("{min} to {max}"),
             Self::Whole { unit, min, max } => format!("{unit}, {min} to {max}"),
             Self::Real { unit } => format!("{unit}, above 0"),
-            Self::Address => "`http://host[:port]` or `unix:/path`".to_owned(),
+            Self::Address => {
+                "`http://host[:port]`, `https://host[:port]` or `unix:/path`".to_owned()
+            }
             Self::Choice(choices) => format!("`{}`", choices.join("`, `")),
             Self::Pattern => "regular expression".to_owned(),
             Self::Patterns => "regular expressions".to_owned(),
@@ -195,7 +197,6 @@ const fn bytes(min: u64) -> Kind {
 }
 
 const NO_GRPC: &str = "gRPC is not served yet";
-const NO_TLS: &str = "TLS is not served yet";
 const FOR_PEOPLE: &str = "it is for people who read snapshots";
 /// Of everything that only Java would read; said once for all of it.
 pub(crate) const NO_JVM: &str =
@@ -206,9 +207,9 @@ const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text
 /// Every key, in the order of the reference page.
 pub(crate) const KEYS: &[Key] = &[
     // Addresses
-    key("inference_address", Kind::Address, "http://127.0.0.1:8080", "Where the inference API listens: `http://host[:port]` (80 where no port is said), an IPv6 address in brackets, or `unix:/path`. The same place as `management_address` makes one listener of all APIs. Port 0 takes a free port.").environment(),
-    key("management_address", Kind::Address, "http://127.0.0.1:8081", "Where the management API listens; port 8081 where none is said.").environment(),
-    key("metrics_address", Kind::Address, "http://127.0.0.1:8082", "Where the metrics API listens; port 8082 where none is said. It has to differ from the other two.").environment(),
+    key("inference_address", Kind::Address, "http://127.0.0.1:8080", "Where the inference API listens: `http://host[:port]` (80 where no port is said), `https://host[:port]` for TLS (443), an IPv6 address in brackets, or `unix:/path`. The same place as `management_address` makes one listener of all APIs. Port 0 takes a free port.").environment(),
+    key("management_address", Kind::Address, "http://127.0.0.1:8081", "Where the management API listens; port 8081 where none is said, 8444 with `https`.").environment(),
+    key("metrics_address", Kind::Address, "http://127.0.0.1:8082", "Where the metrics API listens; port 8082 where none is said, 8445 with `https`. It has to differ from the other two.").environment(),
     key("grpc_inference_address", Kind::Text, "127.0.0.1", "Where the inference API listens for gRPC.").environment().without_effect(NO_GRPC),
     key("grpc_inference_port", count(0, 65_535), "7070", "Port of the inference API for gRPC.").environment().without_effect(NO_GRPC),
     key("grpc_management_address", Kind::Text, "127.0.0.1", "Where the management API listens for gRPC.").environment().without_effect(NO_GRPC),
@@ -255,7 +256,15 @@ pub(crate) const KEYS: &[Key] = &[
     key("max_response_size", bytes(1), "6553500", "Bytes that an answer of a worker may have.").environment(),
     key("max_request_parts", count(1, 1_000_000), "256", "Fields that a form may have.").environment().ours(),
     key("min_compressed_size", bytes(0), "1024", "Bytes from which a response body is compressed for clients that accept it; 0 switches compression off.").environment().ours(),
-    key("cors_allowed_origin", Kind::Text, "", "`Access-Control-Allow-Origin` of every response.").environment(),
+    key("max_body_memory", bytes(0), "0", "Bytes that all request bodies in the server may take at one time, while they arrive, are decompressed and wait; beyond that, requests get 503. 0: a quarter of the memory that the server may use.").environment().ours(),
+    key("max_connections", count(0, 10_000_000), "0", "Connections of clients at one time; beyond that, new ones are refused. 0: as many as files may be open (`ulimit -n`), but for those that the server needs itself.").environment().ours(),
+    key("max_connections_per_client", count(0, 10_000_000), "0", "Connections from one address at one time. 0: no limit. Behind a proxy all clients have one address.").environment().ours(),
+    key("request_head_timeout", seconds(1), "10", "How long the head of a request may take to arrive.").environment().ours(),
+    key("request_body_timeout", seconds(1), "60", "How long a request body may bring nothing, and how long it may take before it has to bring 1 KiB a second on average.").environment().ours(),
+    key("response_write_timeout", seconds(1), "60", "How long a client may take nothing of its answer.").environment().ours(),
+    key("idle_connection_timeout", seconds(1), "75", "How long a connection without a request is kept.").environment().ours(),
+    key("tls_handshake_timeout", seconds(1), "10", "How long setting up TLS may take.").environment().ours(),
+    key("cors_allowed_origin", Kind::Text, "", "`Access-Control-Allow-Origin` of every response: one origin or `*`. Of several between commas, the one that asks is answered.").environment(),
     key("cors_allowed_methods", Kind::Text, "", "`Access-Control-Allow-Methods` of every response.").environment(),
     key("cors_allowed_headers", Kind::Text, "", "`Access-Control-Allow-Headers` of every response.").environment(),
     // Access
@@ -270,11 +279,12 @@ pub(crate) const KEYS: &[Key] = &[
     key("allowed_sha256", Kind::Path, "", "File with the SHA-256 of every archive that may be registered, one a line, as `sha256sum` writes them.").environment().ours(),
     key("trusted_keys", Kind::Text, "", "Public keys of those whose signatures of archives count: files in PEM, or folders of files `*.pem` and `*.pub`, between commas. A signature that is there has to be good.").environment().ours(),
     key("require_signature", Kind::Flag, "false", "Register an archive or folder only with a signature by one of `trusted_keys`.").environment().ours(),
-    key("keystore", Kind::Path, "", "Key store for TLS.").environment().without_effect(NO_TLS),
-    key("keystore_pass", Kind::Text, "changeit", "Password of the key store.").environment().secret().without_effect(NO_TLS),
-    key("keystore_type", Kind::Text, "PKCS12", "Type of the key store.").environment().without_effect(NO_TLS),
-    key("certificate_file", Kind::Path, "", "Certificate for TLS.").environment().without_effect(NO_TLS),
-    key("private_key_file", Kind::Path, "", "Private key for TLS.").environment().without_effect(NO_TLS),
+    key("keystore", Kind::Path, "", "A PKCS#12 file whose first entry with a key is used for TLS (`docs/tls.md`). Read before `private_key_file` and `certificate_file`.").environment(),
+    key("keystore_pass", Kind::Text, "changeit", "Password of the key store.").environment().secret(),
+    key("keystore_type", Kind::Text, "PKCS12", "Type of the key store: `PKCS12`. A file of Java's own type `JKS` has to be converted.").environment(),
+    key("certificate_file", Kind::Path, "", "Certificates for TLS in PEM, the server's own first. Where neither this nor a key store is set, `https` addresses get a generated certificate.").environment(),
+    key("private_key_file", Kind::Path, "", "Private key for TLS in PEM: PKCS#8, PKCS#1 or SEC1.").environment(),
+    key("client_ca_file", Kind::Path, "", "Certificates of the authorities, in PEM, whose clients may connect to `https` addresses. Unset, clients need no certificate.").environment().ours(),
     // Metrics and logs
     key("enable_metrics_api", Kind::Flag, "true", "Serve the metrics API.").environment(),
     key("metrics_mode", Kind::Text, "log", "What is done with metrics besides serving them.").environment().without_effect(ONE_FORMAT),

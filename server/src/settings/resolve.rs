@@ -6,16 +6,19 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
+use secrecy::SecretString;
 use ts_archive::{Digest, TrustedKeys, UnpackLimits};
 use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig, Trust};
 use ts_types::{Gather, Isolation, LoadPolicy, ModelName, ResourceDemand, Version};
 
+use super::address::DefaultPorts;
 use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, KEYS, Key, Kind, Raw, Written, break_missing, find};
 use super::{Address, SettingsError, StartupModels};
 use crate::auth::{KeySources, TokenKind};
 use crate::snapshots;
+use crate::tls::{Source, TlsSettings};
 
 /// What the HTTP edge is told.
 #[derive(Debug, Clone)]
@@ -28,14 +31,52 @@ pub(crate) struct Http {
     pub(crate) metrics: Option<Address>,
     /// Threads.
     pub(crate) threads: usize,
+    /// What connections may be.
+    pub(crate) connections: Connections,
+    /// What TLS is made of, where an address asks for it.
+    pub(crate) tls: TlsSettings,
     /// Bytes of a request body at most.
     pub(crate) max_request_bytes: usize,
     /// Fields of a form at most.
     pub(crate) max_request_parts: usize,
+    /// Bytes of all request bodies at one time; unset, a share of the memory there is.
+    pub(crate) max_body_memory: Option<usize>,
+    /// How long a body may pause, and how long it may take before its rate counts.
+    pub(crate) body_limit: Duration,
     /// Bytes from which a response is compressed; 0 for never.
     pub(crate) min_compressed_bytes: usize,
     /// `Access-Control-*` headers of every response.
     pub(crate) cors: Vec<(&'static str, String)>,
+}
+
+impl Http {
+    /// The addresses, in the order inference, management, metrics.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = &Address> {
+        [
+            Some(&self.inference),
+            Some(&self.management),
+            self.metrics.as_ref(),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+/// What connections of clients may be, whatever they carry.
+#[derive(Debug, Clone)]
+pub(crate) struct Connections {
+    /// Of all clients; unset, as many as files may be open for them.
+    pub(crate) max: Option<usize>,
+    /// From one address.
+    pub(crate) max_per_client: Option<usize>,
+    /// How long the head of a request may take to arrive.
+    pub(crate) head: Duration,
+    /// How long a client may take nothing of its answer.
+    pub(crate) write: Duration,
+    /// How long a connection without a request is kept.
+    pub(crate) idle: Duration,
+    /// How long setting up TLS may take.
+    pub(crate) handshake: Duration,
 }
 
 /// Everything the operator settled.
@@ -250,10 +291,13 @@ impl Reader<'_> {
         })
     }
 
-    fn address(&mut self, name: &'static str, default_port: u16) -> Option<Address> {
-        self.value(name, |text| {
-            Address::parse(text.trim(), default_port).map(Some)
-        })
+    fn address(&mut self, name: &'static str, ports: DefaultPorts) -> Option<Address> {
+        self.value(name, |text| Address::parse(text.trim(), ports).map(Some))
+    }
+
+    /// A number of which 0 means none.
+    fn optional_size(&mut self, name: &'static str) -> Option<usize> {
+        Some(self.size(name)).filter(|size| *size > 0)
     }
 
     /// Regular expressions between commas, each for the whole of a text in any letter case.
@@ -569,9 +613,10 @@ fn read_devices(reader: &mut Reader<'_>, machine: &Machine, hidden: Option<&Rege
 }
 
 fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
-    let inference = reader.address("inference_address", 80);
-    let management = reader.address("management_address", 8081);
-    let metrics = reader.address("metrics_address", 8082);
+    let ports = |http, https| DefaultPorts { http, https };
+    let inference = reader.address("inference_address", ports(80, 443));
+    let management = reader.address("management_address", ports(8081, 8444));
+    let metrics = reader.address("metrics_address", ports(8082, 8445));
     let metrics_on = reader.flag("enable_metrics_api");
     let threads = match reader.size("number_of_netty_threads") {
         0 => cores,
@@ -579,6 +624,16 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
     };
     let max_request_bytes = reader.size("max_request_size");
     let max_request_parts = reader.size("max_request_parts");
+    let max_body_memory = reader.optional_size("max_body_memory");
+    let body_limit = reader.seconds("request_body_timeout");
+    let connections = Connections {
+        max: reader.optional_size("max_connections"),
+        max_per_client: reader.optional_size("max_connections_per_client"),
+        head: reader.seconds("request_head_timeout"),
+        write: reader.seconds("response_write_timeout"),
+        idle: reader.seconds("idle_connection_timeout"),
+        handshake: reader.seconds("tls_handshake_timeout"),
+    };
     let min_compressed_bytes = reader.size("min_compressed_size");
     let cors = [
         ("access-control-allow-origin", "cors_allowed_origin"),
@@ -596,26 +651,94 @@ fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
             cors_headers.push((header, text));
         }
     }
+    let source = read_key_source(reader);
+    let client_ca = reader.text("client_ca_file").map(PathBuf::from);
     let (inference, management) = (inference?, management?);
     let metrics = if metrics_on { Some(metrics?) } else { None };
+    if inference.is_place_of(&management) && inference != management {
+        let written = reader.written("management_address");
+        let reason =
+            format!("`{management}` is where `{inference}` is. Write both with the same scheme");
+        reader.fault("management_address", &written, reason);
+    }
     if let Some(metrics) = &metrics
-        && metrics.is_one_place()
-        && [&inference, &management].contains(&metrics)
+        && (metrics.is_place_of(&inference) || metrics.is_place_of(&management))
     {
         let written = reader.written("metrics_address");
         let reason = format!("`{metrics}` is taken by another API of this server");
         reader.fault("metrics_address", &written, reason);
     }
+    let source = source.unwrap_or_else(|| Source::Generated {
+        names: generated_names([&inference, &management].into_iter().chain(&metrics)),
+    });
     Some(Http {
         inference,
         management,
         metrics,
         threads,
+        connections,
+        tls: TlsSettings { source, client_ca },
         max_request_bytes,
         max_request_parts,
+        max_body_memory,
+        body_limit,
         min_compressed_bytes,
         cors: cors_headers,
     })
+}
+
+/// Where the key of TLS is from: a key store, else two files, else nowhere.
+fn read_key_source(reader: &mut Reader<'_>) -> Option<Source> {
+    let kind = reader.written("keystore_type");
+    let kinds = ["PKCS12", "P12", "PFX", "JKS"];
+    if !kinds
+        .iter()
+        .any(|known| kind.text.trim().eq_ignore_ascii_case(known))
+    {
+        let reason = format!(
+            "`{}` is not a type of key store that is read. Use `PKCS12`",
+            kind.text
+        );
+        reader.fault("keystore_type", &kind, reason);
+    }
+    let keystore = reader.text("keystore").map(PathBuf::from);
+    let password = SecretString::from(reader.written("keystore_pass").text);
+    let key = reader.text("private_key_file").map(PathBuf::from);
+    let chain = reader.text("certificate_file").map(PathBuf::from);
+    match (keystore, key, chain) {
+        (Some(file), ..) => Some(Source::Keystore { file, password }),
+        (None, Some(key), Some(chain)) => Some(Source::Pem { key, chain }),
+        (None, None, None) => None,
+        (None, key, _) => {
+            let (set, unset) = match key {
+                Some(_) => ("private_key_file", "certificate_file"),
+                None => ("certificate_file", "private_key_file"),
+            };
+            let written = reader.written(set);
+            reader.fault(set, &written, format!("`{unset}` is needed as well"));
+            None
+        }
+    }
+}
+
+/// The names that a generated certificate is for: those that clients on this machine use, and those
+/// of the addresses.
+fn generated_names<'a>(addresses: impl Iterator<Item = &'a Address>) -> Vec<String> {
+    let mut names = vec![
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+    ];
+    for address in addresses {
+        if let Address::Tcp { host, .. } = address
+            && !address.is_wildcard()
+            && !host.contains('%')
+            && !names.contains(host)
+        {
+            names.push(host.clone());
+        }
+    }
+    names
 }
 
 /// Dotted names between commas.
@@ -714,7 +837,7 @@ mod tests {
             ("max_request_size", "6e6"),
             ("allowed_urls", "("),
             ("enable_model_api", "yes"),
-            ("management_address", "https://h"),
+            ("management_address", "ftp://h"),
             ("worker_isolation", "fork"),
             ("preload_modules", "torch, a b"),
             ("models", "{"),
@@ -759,6 +882,7 @@ mod tests {
             "inference_token" | "management_token" => "long-enough",
             "allowed_sha256" => "/dev/null",
             "trusted_keys" => TRUSTED_KEY,
+            "keystore_type" => "jks",
             _ => "",
         };
         if !named.is_empty() {
@@ -783,13 +907,23 @@ mod tests {
             if ["enable_envvars_config", "use_env_allowed_urls"].contains(&key.name) {
                 continue;
             }
+            // Nothing without a key store, and never shown; tests/it/tls.rs opens one with them.
+            if ["keystore_pass", "keystore_type"].contains(&key.name) {
+                continue;
+            }
+            let sample = sample(key);
             let mut pairs = match key.name {
                 // Without a key it is a fault.
                 "require_signature" => vec![("trusted_keys", TRUSTED_KEY)],
+                // One is not enough.
+                "certificate_file" => vec![("private_key_file", "x")],
+                "private_key_file" => vec![("certificate_file", "x")],
                 _ => Vec::new(),
             };
-            let before = shown(&pairs);
-            let sample = sample(key);
+            let before = match key.name {
+                "require_signature" => shown(&pairs),
+                _ => shown(&[]),
+            };
             pairs.push((key.name, &sample));
             assert!(shown(&pairs) != before, "`{}` changes nothing", key.name);
         }

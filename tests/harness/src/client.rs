@@ -1,11 +1,14 @@
 //! A small HTTP client: every status is an answer, not an error.
 
 use std::io::{BufReader, Read};
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::crypto::ring;
 use serde_json::Value;
 use ureq::Agent;
 use ureq::http::Method;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 /// What the server answered.
 #[derive(Debug)]
@@ -63,6 +66,7 @@ pub struct Request {
     headers: Vec<(String, String)>,
     body: Vec<u8>,
     limit: Duration,
+    trusted: Option<Arc<[u8]>>,
 }
 
 impl Request {
@@ -74,6 +78,7 @@ impl Request {
             headers: Vec::new(),
             body: Vec::new(),
             limit: Duration::from_secs(60),
+            trusted: None,
         }
     }
 
@@ -88,6 +93,13 @@ impl Request {
     #[must_use]
     pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
+        self
+    }
+
+    /// Believes servers that this authority, a certificate in DER, vouches for, and no others.
+    #[must_use]
+    pub fn trusting(mut self, authority: Option<Arc<[u8]>>) -> Self {
+        self.trusted = authority;
         self
     }
 
@@ -127,12 +139,18 @@ impl Request {
     /// # Errors
     /// No answer.
     pub fn open(self) -> Result<Opened, ureq::Error> {
-        let agent: Agent = Agent::config_builder()
+        let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(self.limit))
-            .allow_non_standard_methods(true)
-            .build()
-            .into();
+            .allow_non_standard_methods(true);
+        if let Some(authority) = &self.trusted {
+            let authority = Certificate::from_der(authority).to_owned();
+            let tls = TlsConfig::builder()
+                .root_certs(RootCerts::new_with_certs(&[authority]))
+                .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()));
+            config = config.tls_config(tls.build());
+        }
+        let agent: Agent = config.build().into();
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
         let mut request = ureq::http::Request::builder().method(method).uri(&self.url);
         for (name, value) in &self.headers {

@@ -25,6 +25,7 @@ pub struct Server {
     snapshots: bool,
     args: Vec<String>,
     environment: Vec<(String, String)>,
+    trusted: Option<Arc<[u8]>>,
 }
 
 impl Server {
@@ -41,15 +42,28 @@ impl Server {
             folder: Arc::new(folder),
             config_named: true,
             snapshots: false,
-            config: ["inference_address", "management_address", "metrics_address"]
-                .map(|key| format!("{key}=http://127.0.0.1:0"))
-                .to_vec(),
+            config: addresses("http"),
             args: vec![
                 "--disable-token-auth".to_owned(),
                 "--enable-model-api".to_owned(),
             ],
             environment: Vec::new(),
+            trusted: None,
         }
+    }
+
+    /// Lets all its listeners speak TLS.
+    #[must_use]
+    pub fn https(mut self) -> Self {
+        self.config.splice(..3, addresses("https"));
+        self
+    }
+
+    /// Lets its clients believe what this authority, a certificate in DER, vouches for.
+    #[must_use]
+    pub fn trusting(mut self, authority: &[u8]) -> Self {
+        self.trusted = Some(authority.into());
+        self
     }
 
     /// Adds a line to its configuration file.
@@ -217,11 +231,7 @@ impl Server {
             );
             std::thread::sleep(Duration::from_millis(2));
         };
-        let address = |key: &str| match ready[key].as_str() {
-            Some(unix) if unix.starts_with("unix:") => unix.to_owned(),
-            Some(address) => format!("http://{address}"),
-            None => String::new(),
-        };
+        let address = |key: &str| ready["urls"][key].as_str().unwrap_or_default().to_owned();
         Running {
             inference: address("inference"),
             management: address("management"),
@@ -312,6 +322,12 @@ impl Background {
     }
 }
 
+fn addresses(scheme: &str) -> Vec<String> {
+    ["inference_address", "management_address", "metrics_address"]
+        .map(|key| format!("{key}={scheme}://127.0.0.1:0"))
+        .to_vec()
+}
+
 fn write_echo_model(store: &Path, name: &str, version: &str, yaml: &str) {
     write_echo_folder(&store.join(name), name, version, yaml);
 }
@@ -360,7 +376,7 @@ fn collect(
 
 /// A server that listens.
 pub struct Running {
-    /// Address of the inference API, as `http://host:port` or `unix:/path`.
+    /// Address of the inference API, as `http://host:port`, `https://host:port` or `unix:/path`.
     pub inference: String,
     /// Address of the management API.
     pub management: String,
@@ -375,16 +391,18 @@ impl Running {
     /// A request to the inference API.
     pub fn infer(&self, method: &'static str, path: &str) -> Request {
         Request::new(method, format!("{}{path}", self.inference))
+            .trusting(self.server.trusted.clone())
     }
 
     /// A request to the management API.
     pub fn manage(&self, method: &'static str, path: &str) -> Request {
         Request::new(method, format!("{}{path}", self.management))
+            .trusting(self.server.trusted.clone())
     }
 
     /// A request to the metrics API.
     pub fn metrics(&self, path: &str) -> Request {
-        Request::new("GET", format!("{}{path}", self.metrics))
+        Request::new("GET", format!("{}{path}", self.metrics)).trusting(self.server.trusted.clone())
     }
 
     /// Puts another echo model into the store; registers nothing.

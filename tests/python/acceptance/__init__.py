@@ -9,8 +9,6 @@ Not covered yet, with the part of the server that they wait for:
 - gRPC: test_gRPC_management_apis, test_gRPC_model_control, test_gRPC_token_authorization,
   test_gRPC_allowed_urls and test_gRPC_inference_api over their own transport. What they check is
   covered over REST.
-- TLS: postman/https, https_kf and https_kfv2; the https halves of test_model_control_mode and
-  test_token_authorization.
 - log files: test_metrics' five files, `LOG_LOCATION` and `METRICS_LOCATION` apart from snapshots;
   `logs/model_log.log` of test_torch_compile and test_handler_traceback_logging, whose lines are
   looked for in the output instead.

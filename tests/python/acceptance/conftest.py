@@ -1,6 +1,7 @@
 """What the modules share: a web server to fetch archives from, and a classifier of digits."""
 
 import http.server
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,3 +56,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--model-file", folder / "digits.py", "--serialized-file", folder / "digits.pt"),
     )
     return folder / "mnist.mar"
+
+
+@pytest.fixture(params=["http", "https"])
+def scheme(request):
+    """For what TorchServe's tests check with TLS and without."""
+    if request.param == "https" and shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    return request.param

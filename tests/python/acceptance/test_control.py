@@ -32,7 +32,7 @@ PRECEDENCE = [
 ]
 
 
-def with_switch(start, key, option, case):
+def with_switch(start, key, option, case, scheme="http"):
     """A server on which one switch is set in up to three ways."""
     lines, given, variable, _ = case
     env = {} if variable is None else {f"TS_{key.upper()}": variable}
@@ -40,15 +40,18 @@ def with_switch(start, key, option, case):
     server.switches = [switch for switch in server.switches if switch != option]
     if given:
         server.switches.append(option)
+    if scheme == "https":
+        server.speak_tls()
     write_model(server.store, "started", ECHO)
     server.args = ["--models", "started"]
     return server.start()
 
 
-def test_models_cannot_be_changed_unless_that_is_allowed(start):
+def test_models_cannot_be_changed_unless_that_is_allowed(start, scheme):
     """test_model_control_mode: the whole body of the refusal, and what stays possible."""
     case = ([], False, None, False)
-    server = with_switch(start, "enable_model_api", "--enable-model-api", case)
+    server = with_switch(start, "enable_model_api", "--enable-model-api", case, scheme)
+    assert server.management.startswith(f"{scheme}://")
     write_model(server.store, "other", ECHO)
     wait_until("the model of the start is there", lambda: server.models() == ["started"])
     for method, path in (("POST", "/models?url=other"), ("DELETE", "/models/started")):
@@ -101,8 +104,10 @@ def test_a_start_fetches_the_models_it_names(start, web, digits):
 # --- tokens --------------------------------------------------------------------------------------
 
 
-def with_tokens(start, *config):
+def with_tokens(start, *config, scheme="http"):
     server = start.make(config)
+    if scheme == "https":
+        server.speak_tls()
     server.switches.remove("--disable-token-auth")
     write_model(server.store, "m", ECHO)
     server.start()
@@ -126,9 +131,9 @@ def status(server, kind, key=None):
     return server.manage("GET", "/models/m", headers=headers).status_code
 
 
-def test_each_api_has_its_key(start):
+def test_each_api_has_its_key(start, scheme):
     """test_token_authorization: the key file, right and wrong keys."""
-    server = with_tokens(start)
+    server = with_tokens(start, scheme=scheme)
     told = keys(server)
     assert set(told) == {"management", "inference", "API"}
     management, inference = told["management"]["key"], told["inference"]["key"]
@@ -158,9 +163,9 @@ def test_each_api_has_its_key(start):
 
 
 @pytest.mark.parametrize("kind", ["inference", "management"])
-def test_a_key_is_renewed_with_the_key_of_the_api(start, kind):
+def test_a_key_is_renewed_with_the_key_of_the_api(start, kind, scheme):
     """test_token_authorization: the file has the new key, and the old one ends at once."""
-    server = with_tokens(start)
+    server = with_tokens(start, scheme=scheme)
     told = keys(server)
     management = bearer(told["management"]["key"])
     path = "/models?url=m&initial_workers=1"

@@ -264,9 +264,12 @@ def test_an_explanation_is_a_list_of_one(server):
 
 
 @pytest.mark.parametrize("envelope", ["kserve", "kservev2"])
-def test_kserves_envelopes(start, parts, envelope):
-    """postman/inference_kf and inference_kfv2, https_kf and https_kfv2 but for TLS, and row 57."""
-    server = start([f"service_envelope={envelope}"])
+def test_kserves_envelopes(start, parts, envelope, scheme):
+    """postman/inference_kf and inference_kfv2, https_kf and https_kfv2, and row 57."""
+    server = start.make([f"service_envelope={envelope}"])
+    if scheme == "https":
+        server.speak_tls()
+    server.start()
     pack(server.store, parts, "values", ["--handler", "values.py"])
     assert server.register("values.mar").status_code == 200
     assert server.describe("values")["modelName"] == "values"

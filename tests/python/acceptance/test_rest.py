@@ -221,15 +221,26 @@ def test_uploads_by_put_form_a_batch(server):
     assert time.monotonic() - begun < 8, "a full batch does not wait"
 
 
-@pytest.mark.parametrize("listener", ["inference", "management", "metrics_api"])
-def test_each_listener_describes_its_api(server, listener):
-    """postman/https, as far as it is not TLS: `OPTIONS /` on each of them."""
-    answer = server.session.options(getattr(server, listener) + "/", timeout=LIMIT)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    described = answer.json()
-    assert (described["openapi"], described["info"]["title"]) == ("3.0.1", "TorchServe APIs")
-    assert described["paths"]
+def test_each_listener_describes_its_api(start, scheme):
+    """postman/https: `OPTIONS /` on each of them, and a model's whole life."""
+    server = start.make()
+    if scheme == "https":
+        server.speak_tls()
+    server.start()
+    for listener in (server.inference, server.management, server.metrics_api):
+        assert listener.startswith(f"{scheme}://")
+        answer = server.session.options(f"{listener}/", timeout=LIMIT)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        described = answer.json()
+        assert (described["openapi"], described["info"]["title"]) == ("3.0.1", "TorchServe APIs")
+        assert described["paths"]
+    server.serve("text", NOT_ACCEPTED)
+    assert server.describe("text")["modelName"] == "text"
+    scaled = server.manage("PUT", "/models/text?min_worker=2&synchronous=true")
+    assert scaled.status_code == 200
+    assert server.predict("text", b"some text").text == "Not Accepted"
+    assert server.manage("DELETE", "/models/text").status_code == 200
 
 
 def test_the_list_may_have_a_slash_at_its_end(server):

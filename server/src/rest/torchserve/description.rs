@@ -9,7 +9,7 @@ use ts_types::{ModelName, Version};
 
 use crate::rest::operations::Operation;
 use crate::rest::routes::Description;
-use crate::rest::{Edge, RestError, Surface, docs_page, openapi, respond, routes};
+use crate::rest::{Edge, RestError, Surface, docs_page, openapi, origin, respond, routes};
 
 /// The page runs nothing and fetches nothing, whatever should get into it.
 const NOTHING_ACTIVE: HeaderValue =
@@ -21,7 +21,7 @@ pub(super) fn describe(
     request: &HttpRequest,
     what: Description<'_>,
 ) -> Result<HttpResponse, RestError> {
-    let surface = edge.surface(request);
+    let surface = origin(request).surface;
     let document = match what {
         Description::Listener => openapi::of_listener(surface),
         Description::Predictions { model, version } => {

@@ -104,7 +104,8 @@ pub(super) async fn parameters(
         .unwrap_or_default()
         .trim();
     if content_type.eq_ignore_ascii_case("application/json") {
-        Parameters::of_json(&body::collect(request, payload, edge.limits).await?)
+        let body = body::collect(request, payload, &edge.intake).await?;
+        Parameters::of_json(&body.bytes)
     } else {
         Ok(Parameters::of_query(request.query_string()))
     }

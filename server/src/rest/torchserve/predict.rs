@@ -41,9 +41,10 @@ pub(super) async fn predict(
     let named = route.model.map(ModelName::new).transpose()?;
     let version = route.version.map(Version::new).transpose()?;
     let urgency = urgency(http)?;
-    let bytes = body::collect(http, payload, edge.limits).await?;
-    let mut headers = client_headers(http, bytes.len());
-    let mut parts = body::parts(body::content_type(http), bytes, edge.limits).await?;
+    let limits = edge.intake.limits;
+    let body = body::collect(http, payload, &edge.intake).await?;
+    let mut headers = client_headers(http, body.bytes.len());
+    let mut parts = body::parts(body::content_type(http), body, limits).await?;
     let mut explains = |explain: bool| {
         let text = if explain { "True" } else { "False" };
         headers.push(("explain".to_owned(), text.to_owned()));
@@ -70,7 +71,7 @@ pub(super) async fn predict(
                 Some(model) => Some(model),
                 None => model_of(edge, &query, &parts)?,
             };
-            parts = with_query(parts, query, edge.limits)?;
+            parts = with_query(parts, query, limits)?;
             model
         }
     };
