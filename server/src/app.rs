@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
+use ts_metrics::Metrics;
+use ts_serving::HandlerMetricsConfig;
 
 use crate::auth::{Guard, KEY_FILE, Tokens};
 use crate::cli::Options;
@@ -15,7 +17,9 @@ use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
-use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
+use crate::telemetry::{
+    Declared, Gpus, Library, Log, MetricLog, ResponseCounts, collect_host_metrics,
+};
 use crate::work_dir::{self, WorkDir};
 
 /// Connections that one thread serves at most.
@@ -82,13 +86,28 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let mut listeners = Listeners::bind(&settings.http)?;
     // They go when this function ends, however it ends.
     let _socket_files = std::mem::take(&mut listeners.files);
-    let exporter = Exporter::install()?;
+    let declared = declared_metrics(&settings);
+    let metrics = Metrics::new(
+        settings.metrics.mode,
+        declared.server,
+        settings.metrics.for_triton,
+    );
+    let _metric_log = MetricLog::start(&metrics)?;
+    let gpus = Arc::<Gpus>::default();
     let work_dir = WorkDir::create(&temp_dir).with_context(|| {
         let shown = temp_dir.display();
         format!("archives cannot be unpacked in `{shown}`; `TEMP` or `TMPDIR` names another folder")
     })?;
     let snapshots = snapshots.map(|files| Arc::new(files) as Arc<dyn ts_serving::SnapshotWriter>);
-    let config = settings.serving(work_dir.path().to_owned());
+    let handler_metrics = HandlerMetricsConfig {
+        declared: declared.handlers,
+        auto_detect: settings.metrics.auto_detect,
+    };
+    let config = settings.serving(
+        work_dir.path().to_owned(),
+        Arc::clone(&metrics),
+        handler_metrics,
+    );
     let (inference, management) = ts_serving::start(config, snapshots)?;
     let edge = web::Data::new(Edge {
         inference,
@@ -100,8 +119,9 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
             parts: settings.http.max_request_parts,
         },
         min_compressed_bytes: settings.http.min_compressed_bytes,
-        traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
-        exporter: exporter.clone(),
+        traffic: Traffic::new(ResponseCounts::new(&metrics), &settings.http.cors),
+        metrics: Arc::clone(&metrics),
+        gpus: Arc::clone(&gpus),
     });
     let whereabouts = listeners.whereabouts();
     let server = http_server(&edge, &settings, listeners)?;
@@ -111,7 +131,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         "listening {} ms after the start",
         started.elapsed().as_millis()
     );
-    collect_host_metrics(exporter, settings.host_metrics_every)?;
+    collect_metrics(&settings, metrics, gpus)?;
     tokio::task::spawn_blocking(move || {
         let swept = work_dir::sweep(&temp_dir);
         if swept > 0 {
@@ -159,6 +179,41 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
             ended.context("the HTTP server panicked")?.context("the HTTP server ended")
         }
     }
+}
+
+/// What `metrics_config` declares, or the default; what is wrong with it is told.
+fn declared_metrics(settings: &Settings) -> Declared {
+    if let Some(unknown) = &settings.metrics.unknown_mode {
+        tracing::error!(
+            "`metrics_mode` is `{unknown}`; known are log, prometheus and legacy. `log` is used"
+        );
+    }
+    let declared = match &settings.metrics.config {
+        Some(path) => Declared::read(path),
+        None => Declared::by_default(),
+    };
+    for fault in &declared.faults {
+        tracing::error!("{fault}");
+    }
+    declared
+}
+
+/// Starts what collects metrics of the host and its accelerators.
+fn collect_metrics(
+    settings: &Settings,
+    metrics: Arc<Metrics>,
+    gpus: Arc<Gpus>,
+) -> std::io::Result<()> {
+    let Some(interval) = settings.metrics.host_every else {
+        return Ok(());
+    };
+    let devices = settings.devices().to_vec();
+    if !devices.is_empty() {
+        let visible = settings.visible_devices.clone();
+        let open = move || Library::open(visible);
+        gpus.collect(devices, interval, Arc::clone(&metrics), open)?;
+    }
+    collect_host_metrics(metrics, gpus, interval)
 }
 
 /// One set of threads for all listeners; which APIs a request may use depends on where it came in.

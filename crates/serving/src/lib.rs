@@ -44,13 +44,13 @@ pub use config::{HostConfig, ModelDefaults, ModelOverrides, SequenceHeaders, Ser
 pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::Batching;
 pub use fit::BatchCost;
+pub use handler_metrics::{DeclaredMetric, HandlerMetricsConfig};
 pub use inference::{Answer, InferenceService, Parts};
 pub use job::Timing;
 pub use management::{
     Change, Description, LiveLimits, ManagementService, ModelPage, Registered, Registration,
     Scaled, Scaling, Which, WorkerDescription,
 };
-pub use metrics::hostname;
 pub use snapshot::{MissingArchive, Occasion, SavedModels, SavedVersion, SnapshotWriter};
 pub use ts_wire::frame::RunFailure;
 
@@ -90,7 +90,6 @@ pub fn start(
     if let Some(store) = &config.model_store {
         store::sweep(store);
     }
-    metrics::describe();
     let core = Arc::new(Core {
         surroundings: Arc::new(pool::Surroundings::new(&config)),
         config,

@@ -451,6 +451,11 @@ mod tests {
             },
             resources: Vec::new(),
             sequence_headers: SequenceHeaders::default(),
+            metrics: ts_metrics::Metrics::new(ts_metrics::Mode::Prometheus, None, false),
+            handler_metrics: crate::HandlerMetricsConfig {
+                declared: Vec::new(),
+                auto_detect: true,
+            },
         };
         resolve(&config, registration, &artifact)
     }

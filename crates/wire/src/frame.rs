@@ -438,6 +438,8 @@ pub struct MetricEvent<'a> {
     /// Labels.
     #[serde(borrow)]
     pub dimensions: Vec<(&'a str, &'a str)>,
+    /// The requests that it concerns, for the log.
+    pub request_ids: &'a str,
 }
 
 /// How the values of a metric combine.

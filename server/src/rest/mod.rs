@@ -19,6 +19,7 @@ use std::sync::Arc;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpRequest, HttpResponse, web};
 use percent_encoding::percent_decode_str;
+use ts_metrics::Metrics;
 use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
 
@@ -28,7 +29,7 @@ pub(crate) use trace::Traffic;
 
 use crate::auth::Guard;
 use crate::listen::Surfaces;
-use crate::telemetry::{Exporter, RequestContext};
+use crate::telemetry::{Gpus, RequestContext};
 
 /// What endpoints work with; one for all threads.
 pub(crate) struct Edge {
@@ -46,8 +47,10 @@ pub(crate) struct Edge {
     pub(crate) min_compressed_bytes: usize,
     /// Counts and marks responses.
     pub(crate) traffic: Traffic,
-    /// Metrics as text.
-    pub(crate) exporter: Exporter,
+    /// Metrics, as text and by name.
+    pub(crate) metrics: Arc<Metrics>,
+    /// What the accelerators do.
+    pub(crate) gpus: Arc<Gpus>,
 }
 
 impl Edge {

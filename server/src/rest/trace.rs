@@ -125,6 +125,11 @@ impl Traffic {
         }
     }
 
+    /// Brings the gauge of requests in work up to date.
+    pub(crate) fn observe(&self) {
+        self.counts.in_flight(self.in_work.load(Ordering::Acquire));
+    }
+
     /// From here on the server is not ready, and every response ends its connection.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);

@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
 use ts_archive::UnpackLimits;
-use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig};
+use ts_metrics::{Metrics, Mode};
+use ts_serving::{
+    HandlerMetricsConfig, HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig,
+};
 use ts_types::{Gather, Isolation, ModelName, ResourceDemand, Version};
 
 use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
@@ -55,8 +59,10 @@ pub(crate) struct Settings {
     pub(crate) token_authorization: bool,
     /// How long a token is good for.
     pub(crate) token_lifetime: Duration,
-    /// How often metrics of the host are collected, unless that is switched off.
-    pub(crate) host_metrics_every: Option<Duration>,
+    /// What is measured, and how.
+    pub(crate) metrics: MetricSettings,
+    /// `CUDA_VISIBLE_DEVICES` of this process.
+    pub(crate) visible_devices: Option<String>,
     /// What is logged.
     pub(crate) log_filter: String,
     /// How long requests in work may take to finish when the server stops.
@@ -95,7 +101,12 @@ impl Settings {
     }
 
     /// What the core is told; `work_dir` is this server's own folder.
-    pub(crate) fn serving(&self, work_dir: PathBuf) -> ServingConfig {
+    pub(crate) fn serving(
+        &self,
+        work_dir: PathBuf,
+        metrics: Arc<Metrics>,
+        handler_metrics: HandlerMetricsConfig,
+    ) -> ServingConfig {
         ServingConfig {
             model_store: Some(self.model_store.clone()),
             work_dir,
@@ -108,8 +119,27 @@ impl Settings {
             hosts: self.hosts.clone(),
             resources: self.resources.clone(),
             sequence_headers: self.sequence_headers.clone(),
+            metrics,
+            handler_metrics,
         }
     }
+}
+
+/// What is measured, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct MetricSettings {
+    /// What the log gets of it.
+    pub(crate) mode: Mode,
+    /// What `metrics_mode` said, if that is none.
+    pub(crate) unknown_mode: Option<String>,
+    /// The file that declares metrics.
+    pub(crate) config: Option<PathBuf>,
+    /// Whether metrics of handlers that it does not declare are recorded.
+    pub(crate) auto_detect: bool,
+    /// Whether names that Triton has are there too.
+    pub(crate) for_triton: bool,
+    /// How often metrics of the host are collected, unless that is switched off.
+    pub(crate) host_every: Option<Duration>,
 }
 
 /// Reads values of one [`Raw`] and keeps the faults.
@@ -391,8 +421,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let restore_models = reader.flag("restore_models");
     let token_authorization = !reader.flag("disable_token_authorization");
     let token_lifetime = reader.minutes("token_expiration_min");
-    let host_metrics = !reader.flag("disable_system_metrics");
-    let interval = reader.seconds("metric_time_interval");
+    let metrics = read_metrics(reader);
     let log_filter = reader.value("log_filter", |text| {
         tracing_subscriber::EnvFilter::try_new(text)
             .map(|_| text.to_owned())
@@ -409,7 +438,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         saved_models,
         token_authorization,
         token_lifetime,
-        host_metrics_every: host_metrics.then_some(interval),
+        metrics,
+        visible_devices: machine.visible_devices.clone(),
         log_filter,
         drain_timeout,
         shutdown_grace,
@@ -478,6 +508,29 @@ fn read_devices(reader: &mut Reader<'_>, machine: &Machine, hidden: Option<&Rege
     });
     devices.truncate(limit.unwrap_or(usize::MAX));
     devices
+}
+
+fn read_metrics(reader: &mut Reader<'_>) -> MetricSettings {
+    let written = reader.written("metrics_mode").text.trim().to_owned();
+    let mode = Mode::named(&written.to_ascii_lowercase());
+    let config = reader.text("metrics_config").map(PathBuf::from);
+    let auto_detect = reader.value("model_metrics_auto_detect", |text| match text.trim() {
+        "" => Ok(None),
+        on if on.eq_ignore_ascii_case("true") => Ok(Some(true)),
+        off if off.eq_ignore_ascii_case("false") => Ok(Some(false)),
+        _ => Err(format!("`{text}` is neither `true` nor `false`")),
+    });
+    let on = !reader.flag("disable_system_metrics");
+    let interval = reader.seconds("metric_time_interval");
+    MetricSettings {
+        mode: mode.unwrap_or(Mode::Log),
+        unknown_mode: mode.is_none().then_some(written),
+        // An explicit list stays a list; without one, nobody loses a metric.
+        auto_detect: auto_detect.unwrap_or(config.is_none()),
+        config,
+        for_triton: reader.flag("triton_metrics"),
+        host_every: on.then_some(interval),
+    }
 }
 
 fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {

@@ -1,11 +1,15 @@
 //! What the server tells of itself: logs and metrics.
 
 mod context;
-mod exporter;
+mod gpu;
 mod logging;
+mod metrics;
+mod metrics_yaml;
 mod system;
 
 pub(crate) use context::RequestContext;
-pub(crate) use exporter::{Exporter, ResponseCounts};
+pub(crate) use gpu::{Gpus, Library};
 pub(crate) use logging::Log;
+pub(crate) use metrics::{MetricLog, ResponseCounts};
+pub(crate) use metrics_yaml::Declared;
 pub(crate) use system::collect_host_metrics;

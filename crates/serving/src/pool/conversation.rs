@@ -270,7 +270,7 @@ impl Dispatcher {
                                     Err(failure) => job.fail(ServingError::Run(failure)),
                                 }
                             }
-                            self.record(&done.metrics, heard);
+                            self.record(&done.metrics, 1, heard);
                         }
                     }
                     _ => return Err(WireError::Malformed("words that answer no request")),
