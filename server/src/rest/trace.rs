@@ -122,6 +122,7 @@ impl Traffic {
         Passage {
             traffic: self,
             started: Instant::now(),
+            answered: false,
         }
     }
 
@@ -156,10 +157,14 @@ impl Traffic {
 pub(crate) struct Passage<'t> {
     traffic: &'t Traffic,
     started: Instant,
+    answered: bool,
 }
 
 impl Drop for Passage<'_> {
     fn drop(&mut self) {
+        if !self.answered {
+            self.traffic.counts.client_left();
+        }
         self.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -204,7 +209,7 @@ impl MessageBody for Held {
 impl Passage<'_> {
     /// Marks, counts and logs the response. One in parts stays in work until its last one.
     pub(crate) fn leave(
-        self,
+        mut self,
         request: &HttpRequest,
         id: &RequestId,
         edge: &web::Data<Edge>,
@@ -234,6 +239,7 @@ impl Passage<'_> {
                 .set_connection_type(ConnectionType::Close);
         }
         self.traffic.counts.count(status);
+        self.answered = true;
         self.log(request, status);
         if matches!(response.body().size(), BodySize::Stream) {
             if request.version() < Version::HTTP_11 {

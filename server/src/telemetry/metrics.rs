@@ -36,6 +36,11 @@ impl ResponseCounts {
         }
     }
 
+    /// Counts a request whose client did not wait for its response, as its own fault.
+    pub(crate) fn client_left(&self) {
+        self.refused.count();
+    }
+
     /// So many requests are in work now.
     pub(crate) fn in_flight(&self, requests: usize) {
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
