@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use regex::Regex;
 use ts_metrics::{Family, Kind, Labels, Metric, Metrics, NameTaken, hostname, names};
 use ts_types::ModelName;
-use ts_wire::frame::{MetricEvent, MetricKind};
+use ts_wire::frame::{MetricDeclaration, MetricEvent, MetricKind};
 
 use crate::pool::PoolSpec;
 
@@ -39,6 +39,23 @@ pub struct HandlerMetricsConfig {
     pub declared: Vec<DeclaredMetric>,
     /// Whether others are recorded too.
     pub auto_detect: bool,
+}
+
+impl HandlerMetricsConfig {
+    /// What handlers are told of it.
+    pub(crate) fn for_handlers(&self) -> Vec<MetricDeclaration> {
+        let declared = self.declared.iter().map(|metric| MetricDeclaration {
+            name: metric.name.clone(),
+            kind: match metric.kind {
+                Kind::Counter => MetricKind::Counter,
+                Kind::Gauge => MetricKind::Gauge,
+                Kind::Histogram => MetricKind::Histogram,
+            },
+            unit: metric.unit.clone(),
+            dimensions: metric.dimensions.clone(),
+        });
+        declared.collect()
+    }
 }
 
 /// A declared metric of handlers.

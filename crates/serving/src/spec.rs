@@ -170,6 +170,7 @@ pub(crate) fn resolve(
         intra_op_threads: 1,
         server_version: config.hosts.server_version.clone(),
         sequence_headers: config.sequence_headers.clone(),
+        declared_metrics: config.handler_metrics.for_handlers(),
         max_response_bytes: config.hosts.max_response_bytes,
         echo: echo_behaviour(yaml)?,
     };
