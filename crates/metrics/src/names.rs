@@ -28,8 +28,8 @@ pub struct Builtin {
     pub labels: &'static [&'static str],
     /// Whose it is.
     pub group: Group,
-    /// What it says, where that is not TorchServe's text.
-    pub help: Option<&'static str>,
+    /// What it says.
+    pub about: &'static str,
     /// Upper bounds of a histogram's buckets.
     pub bounds: &'static [f64],
 }
@@ -58,6 +58,7 @@ impl Builtin {
         kind: Kind,
         unit: &'static str,
         labels: &'static [&'static str],
+        about: &'static str,
     ) -> Self {
         Self {
             name,
@@ -65,7 +66,7 @@ impl Builtin {
             unit,
             labels,
             group: Group::TorchServe,
-            help: None,
+            about,
             bounds: &[],
         }
     }
@@ -75,7 +76,7 @@ impl Builtin {
         kind: Kind,
         unit: &'static str,
         labels: &'static [&'static str],
-        help: &'static str,
+        about: &'static str,
     ) -> Self {
         Self {
             name,
@@ -83,7 +84,7 @@ impl Builtin {
             unit,
             labels,
             group: Group::Own,
-            help: Some(help),
+            about,
             bounds: &[],
         }
     }
@@ -92,11 +93,11 @@ impl Builtin {
         name: &'static str,
         unit: &'static str,
         bounds: &'static [f64],
-        help: &'static str,
+        about: &'static str,
     ) -> Self {
         Self {
             bounds,
-            ..Self::own(name, Kind::Histogram, unit, MODEL, help)
+            ..Self::own(name, Kind::Histogram, unit, MODEL, about)
         }
     }
 
@@ -104,11 +105,11 @@ impl Builtin {
         name: &'static str,
         kind: Kind,
         unit: &'static str,
-        help: &'static str,
+        about: &'static str,
     ) -> Self {
         Self {
             group: Group::Triton,
-            ..Self::own(name, kind, unit, TRITON, help)
+            ..Self::own(name, kind, unit, TRITON, about)
         }
     }
 
@@ -130,43 +131,43 @@ macro_rules! builtins {
 
 builtins! {
     /// Responses with a status from 200 to 299.
-    REQUESTS_2XX = Builtin::torchserve("Requests2XX", Kind::Counter, "Count", HOST);
+    REQUESTS_2XX = Builtin::torchserve("Requests2XX", Kind::Counter, "Count", HOST, "Responses with a status from 200 to 299, of all listeners");
     /// Responses with a status from 400 to 499.
-    REQUESTS_4XX = Builtin::torchserve("Requests4XX", Kind::Counter, "Count", HOST);
+    REQUESTS_4XX = Builtin::torchserve("Requests4XX", Kind::Counter, "Count", HOST, "Responses with a status from 400 to 499, and requests whose client did not wait for one");
     /// All other responses.
-    REQUESTS_5XX = Builtin::torchserve("Requests5XX", Kind::Counter, "Count", HOST);
+    REQUESTS_5XX = Builtin::torchserve("Requests5XX", Kind::Counter, "Count", HOST, "All other responses");
     /// Requests that arrived for a model.
-    REQUESTS = Builtin::torchserve("ts_inference_requests_total", Kind::Counter, "Count", REQUEST);
+    REQUESTS = Builtin::torchserve("ts_inference_requests_total", Kind::Counter, "Count", REQUEST, "Requests that arrived for a model; the version is `default` where none was named");
     /// Time of answered requests.
-    LATENCY = Builtin::torchserve("ts_inference_latency_microseconds", Kind::Counter, "Microseconds", REQUEST);
+    LATENCY = Builtin::torchserve("ts_inference_latency_microseconds", Kind::Counter, "Microseconds", REQUEST, "Time of requests that were answered, from arrival to the end of the answer");
     /// Time that answered requests waited for a worker.
-    QUEUE_LATENCY = Builtin::torchserve("ts_queue_latency_microseconds", Kind::Counter, "Microseconds", REQUEST);
+    QUEUE_LATENCY = Builtin::torchserve("ts_queue_latency_microseconds", Kind::Counter, "Microseconds", REQUEST, "The part of that until the batch was handed to a worker");
     /// The latter of the latest request.
-    QUEUE_TIME = Builtin::torchserve("QueueTime", Kind::Gauge, "Milliseconds", HOST);
+    QUEUE_TIME = Builtin::torchserve("QueueTime", Kind::Gauge, "Milliseconds", HOST, "The same of the latest request");
     /// What the server added to the latest batch's time in its worker.
-    WORKER_THREAD_TIME = Builtin::torchserve("WorkerThreadTime", Kind::Gauge, "Milliseconds", HOST);
+    WORKER_THREAD_TIME = Builtin::torchserve("WorkerThreadTime", Kind::Gauge, "Milliseconds", HOST, "What the server added to the latest batch once its worker had answered");
     /// How long a worker took to load.
-    WORKER_LOAD_TIME = Builtin::torchserve("WorkerLoadTime", Kind::Gauge, "Milliseconds", &["WorkerName", "Level", "Hostname"]);
+    WORKER_LOAD_TIME = Builtin::torchserve("WorkerLoadTime", Kind::Gauge, "Milliseconds", &["WorkerName", "Level", "Hostname"], "How long a worker took to load its model; it goes with the worker");
     /// Share of all cores' time.
-    CPU_UTILIZATION = Builtin::torchserve("CPUUtilization", Kind::Gauge, "Percent", HOST);
+    CPU_UTILIZATION = Builtin::torchserve("CPUUtilization", Kind::Gauge, "Percent", HOST, "Share of the time of all cores since the last collection");
     /// Memory that is not available.
-    MEMORY_USED = Builtin::torchserve("MemoryUsed", Kind::Gauge, "Megabytes", HOST);
+    MEMORY_USED = Builtin::torchserve("MemoryUsed", Kind::Gauge, "Megabytes", HOST, "Memory that is not available");
     /// Memory that is available.
-    MEMORY_AVAILABLE = Builtin::torchserve("MemoryAvailable", Kind::Gauge, "Megabytes", HOST);
+    MEMORY_AVAILABLE = Builtin::torchserve("MemoryAvailable", Kind::Gauge, "Megabytes", HOST, "Memory that is available");
     /// Share of memory that is not available.
-    MEMORY_UTILIZATION = Builtin::torchserve("MemoryUtilization", Kind::Gauge, "Percent", HOST);
+    MEMORY_UTILIZATION = Builtin::torchserve("MemoryUtilization", Kind::Gauge, "Percent", HOST, "Share of memory that is not available");
     /// Used space of the root filesystem.
-    DISK_USAGE = Builtin::torchserve("DiskUsage", Kind::Gauge, "Gigabytes", HOST);
+    DISK_USAGE = Builtin::torchserve("DiskUsage", Kind::Gauge, "Gigabytes", HOST, "Used space of the filesystem of `/`");
     /// Its available space.
-    DISK_AVAILABLE = Builtin::torchserve("DiskAvailable", Kind::Gauge, "Gigabytes", HOST);
+    DISK_AVAILABLE = Builtin::torchserve("DiskAvailable", Kind::Gauge, "Gigabytes", HOST, "Available space of it");
     /// Share of it that is used.
-    DISK_UTILIZATION = Builtin::torchserve("DiskUtilization", Kind::Gauge, "Percent", HOST);
+    DISK_UTILIZATION = Builtin::torchserve("DiskUtilization", Kind::Gauge, "Percent", HOST, "Share of it that is used");
     /// Share of time in which a device worked.
-    GPU_UTILIZATION = Builtin::torchserve("GPUUtilization", Kind::Gauge, "Percent", DEVICE);
+    GPU_UTILIZATION = Builtin::torchserve("GPUUtilization", Kind::Gauge, "Percent", DEVICE, "Share of the last second or so in which a GPU worked");
     /// Share of a device's memory that is used.
-    GPU_MEMORY_UTILIZATION = Builtin::torchserve("GPUMemoryUtilization", Kind::Gauge, "Percent", DEVICE);
+    GPU_MEMORY_UTILIZATION = Builtin::torchserve("GPUMemoryUtilization", Kind::Gauge, "Percent", DEVICE, "Share of its memory that is used");
     /// Used memory of a device.
-    GPU_MEMORY_USED = Builtin::torchserve("GPUMemoryUsed", Kind::Gauge, "Megabytes", DEVICE);
+    GPU_MEMORY_USED = Builtin::torchserve("GPUMemoryUsed", Kind::Gauge, "Megabytes", DEVICE, "Its used memory");
 
     /// Requests in work.
     IN_FLIGHT = Builtin::own("ts_requests_in_flight", Kind::Gauge, "Count", &[], "HTTP requests in work");

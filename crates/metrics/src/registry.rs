@@ -124,10 +124,10 @@ impl Metrics {
     fn builtin_family(&self, what: &'static Builtin, wanted: bool) -> Arc<Family> {
         let target = (what.group == Group::TorchServe).then_some(LogTarget::Server);
         let make = || {
-            let help = what.help.map_or_else(
-                || help_of(what.kind, what.unit),
-                std::borrow::ToOwned::to_owned,
-            );
+            let help = match what.group {
+                Group::TorchServe => help_of(what.kind, what.unit),
+                Group::Own | Group::Triton => what.about.to_owned(),
+            };
             let logged = wanted
                 && match self.mode {
                     Mode::Log => true,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Labels by name.
-pub type Labels = BTreeMap<String, String>;
+pub(crate) type Labels = BTreeMap<String, String>;
 
 /// A page that was read.
 #[derive(Debug, Default)]
@@ -12,7 +12,7 @@ pub struct Page {
     /// Types by family.
     pub types: BTreeMap<String, String>,
     /// Values by the name and the labels of their sample.
-    pub samples: BTreeMap<(String, Labels), f64>,
+    pub samples: BTreeMap<(String, BTreeMap<String, String>), f64>,
 }
 
 #[derive(Default)]
