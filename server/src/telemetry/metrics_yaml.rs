@@ -91,7 +91,7 @@ impl Declared {
         let length = fs_err::metadata(path).map(|found| found.len());
         let text = match length {
             Ok(length) if length > MAX_BYTES => {
-                return Self::unusable(format!("`{shown}` is larger than 1 MiB"));
+                return Self::unusable(&format!("`{shown}` is larger than 1 MiB"));
             }
             Ok(_) => fs_err::read_to_string(path),
             Err(error) => Err(error),
@@ -107,7 +107,7 @@ impl Declared {
         }
     }
 
-    fn unusable(fault: String) -> Self {
+    fn unusable(fault: &str) -> Self {
         Self {
             server: Some(HashMap::new()),
             handlers: Vec::new(),
@@ -142,11 +142,11 @@ impl Declared {
             Err(error) => {
                 let error = error.without_snippet();
                 let place = at(error.location().map(|at| at.line()));
-                return Self::unusable(format!("{place}: {error}"));
+                return Self::unusable(&format!("{place}: {error}"));
             }
         };
         let Some(file) = file else {
-            return Self::unusable(format!("{} is empty", at(None)));
+            return Self::unusable(&format!("{} is empty", at(None)));
         };
         let mut declared = Self {
             server: Some(HashMap::new()),
@@ -158,7 +158,7 @@ impl Declared {
             for (what, text) in [("name", &entry.name), ("unit", &entry.unit)] {
                 if text.value.trim().is_empty() {
                     let place = at(Some(text.defined.line()));
-                    return Self::unusable(format!("{place}: the {what} of a metric is empty"));
+                    return Self::unusable(&format!("{place}: the {what} of a metric is empty"));
                 }
             }
         }
