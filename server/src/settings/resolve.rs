@@ -712,6 +712,7 @@ mod tests {
             "number_of_gpu" => "1",
             "devices" => "0",
             "log_filter" => "debug",
+            "model_metrics_auto_detect" => "false",
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
             "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,

@@ -269,7 +269,7 @@ model_metrics:
             (SMALL.replace("[*level, *host]", "[*none]"), 10, ""),
             (
                 SMALL.replace("- name: Hits\n      unit", "- unit"),
-                14,
+                15,
                 "name",
             ),
             (SMALL.replace("widgets", "[1]"), 15, ""),

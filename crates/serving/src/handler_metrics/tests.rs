@@ -182,3 +182,18 @@ fn printed_metrics_are_read_as_torchserve_reads_them() {
         "{page}"
     );
 }
+
+proptest::proptest! {
+    #[test]
+    fn no_line_of_a_handler_does_harm(
+        line in r"\PC*",
+        (name, unit, value) in (r"[\w\s]{1,8}", r"[\w\s]{1,8}", r"[0-9,.e+-]{1,8}"),
+    ) {
+        let metrics = metrics(&[], true);
+        let (owner, model) = (Owner::default(), ModelName::new("m").unwrap());
+        metrics.take_line(&owner, &model, &format!("[METRICS]{line}"));
+        let line = format!("[METRICS]{name}.{unit}:{value}|#{line}|#type:GAUGE|#hostname:h,1");
+        metrics.take_line(&owner, &model, &line);
+        metrics.metrics.page(&[]);
+    }
+}
