@@ -54,6 +54,7 @@ def make_model(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "limit_max_image_pixels": True,
             "decode_input_request": True,
             "server_version": "0.1.0",
+            "declared_metrics": [],
             "sequence_headers": (
                 "ts_request_sequence_id",
                 "ts_request_sequence_start",

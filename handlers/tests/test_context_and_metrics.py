@@ -18,7 +18,9 @@ from ts.metrics.metric_cache_errors import (
     MetricsCacheValueError,
 )
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.metrics.metric_encoder import MetricEncoder
 from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.metrics_store import MetricsStore
 from ts.service import emit_metrics
 
 
@@ -256,5 +258,59 @@ def test_a_configuration_file_that_is_wrong(tmp_path, text, error):
 def test_printed_metrics_have_the_form_that_the_server_reads(capsys):
     emit_metrics([Metric("n", 1.5, "ms", [Dimension("Level", "Model")], "r")])
     line = capsys.readouterr().out.strip()
-    assert line.startswith("[METRICS]n.Milliseconds:1.5|#Level:Model|#hostname:")
+    assert line.startswith("[METRICS]n.Milliseconds:1.5|#Level:Model|#type:GAUGE|#hostname:")
     assert line.endswith(",r")
+
+
+def test_declared_metrics_of_the_server_can_be_got(load):
+    source = """
+from ts.metrics.metric_type_enum import MetricTypes
+def handle(data, context):
+    if data is not None:
+        context.metrics.get_metric("Hits").add_or_update(2, ["north"], "r")
+        context.metrics.get_metric("Depth", MetricTypes.HISTOGRAM).add_or_update(0.5)
+        return ["x"]
+"""
+    declared = [("Hits", "counter", "count", ["Zone"]), ("Depth", "histogram", "ms", [])]
+    session = load({"handler.py": source}, declared_metrics=declared)
+    hits, depth, _ = session.run([item()])[4]
+    assert hits == ("Hits", 2.0, "Count", "counter", [("Zone", "north")], "r")
+    assert depth == ("Depth", 0.5, "Milliseconds", "histogram", [], "")
+
+
+def test_ids_of_requests_can_be_set_outside_of_a_batch():
+    sent = []
+    cache = MetricsCacheYamlImpl(model_name="m", sink=sent.append)
+    cache.set_request_ids({0: "a", 1: "b"})
+    assert cache.request_ids == {0: "a", 1: "b"}
+    cache.add_counter("n", 1, 1)
+    cache.add_counter("n", 1)
+    cache.set_request_ids("c")
+    cache.add_counter("n", 1, 1)
+    assert [emission[5] for emission in sent] == ["b", "a,b", "c"]
+
+
+def test_the_store_of_older_archives(capsys):
+    store = MetricsStore({0: "a", 1: "b"}, "m")
+    store.add_counter("n", 1, 0)
+    store.add_counter("n", 2, 0)
+    store.add_time("t", 1.5)
+    store.add_size("s", 2, unit="GB")
+    store.add_percent("p", 50, dimensions=[Dimension("Zone", "x")])
+    store.add_error("e", 1)
+    store.add_metric("o", 1, unit="things")
+    with pytest.raises(ValueError, match="`h` of `t`"):
+        store.add_time("t", 1, unit="h")
+    emit_metrics(store.store)
+    lines = [line.partition("|#hostname:")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "[METRICS]n.Count:3|#ModelName:m,Level:Model|#type:COUNTER",
+        "[METRICS]t.Milliseconds:1.5|#ModelName:m,Level:Model|#type:GAUGE",
+        "[METRICS]s.Gigabytes:2|#ModelName:m,Level:Model|#type:GAUGE",
+        "[METRICS]p.Percent:50|#Zone:x,ModelName:m,Level:Model|#type:GAUGE",
+        "[METRICS]e.unit:1|#Level:Error,ModelName:m|#type:GAUGE",
+        "[METRICS]o.things:1|#ModelName:m,Level:Model|#type:GAUGE",
+    ]
+    told = json.loads(json.dumps(store.store[0], cls=MetricEncoder))
+    assert (told["MetricName"], told["Value"], told["RequestId"]) == ("n", 3, "a")
+    assert told["Dimensions"][0] == {"Name": "ModelName", "Value": "m"}

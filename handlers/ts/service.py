@@ -53,7 +53,7 @@ def emit_metrics(metrics: Iterable[Metric]) -> None:
         dimensions = ",".join(map(str, metric.dimensions))
         line = (
             f"[METRICS]{metric.name}.{metric.unit}:{metric.value}|#{dimensions}"
-            f"|#hostname:{host},{int(time.time())}"
+            f"|#type:{metric.metric_type.name}|#hostname:{host},{int(time.time())}"
         )
         if metric.request_id:
             line += f",{metric.request_id}"

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use actix_web::web;
 use anyhow::Context as _;
+use ts_metrics::Metrics;
+use ts_serving::HandlerMetricsConfig;
 
 use crate::auth::{GivenKeys, Guard, KEY_FILE, OwnKeys, Tokens};
 use crate::budget::BodyMemory;
@@ -17,7 +19,9 @@ use crate::settings::{Address, Connections, Environment, Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
-use crate::telemetry::{Exporter, Log, ResponseCounts, Traces, collect_host_metrics};
+use crate::telemetry::{
+    Declared, Gpus, Library, Log, MetricLog, ResponseCounts, Traces, collect_host_metrics,
+};
 use crate::tls::Tls;
 use crate::transport;
 use crate::work_dir::{self, WorkDir};
@@ -80,20 +84,35 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let tls = load_tls(&settings)?;
     let mut listeners = Listeners::bind(&settings.http, tls.as_ref())?;
     let doors = Doors::of(&mut listeners).context("the listeners cannot be doubled")?;
-    let exporter = Exporter::install()?;
+    let declared = declared_metrics(&settings);
+    let metrics = Metrics::new(
+        settings.metrics.mode,
+        declared.server,
+        settings.metrics.for_triton,
+    );
+    let _metric_log = MetricLog::start(&metrics)?;
+    let gpus = Arc::<Gpus>::default();
     let work_dir = WorkDir::create(&temp_dir).with_context(|| {
         let shown = temp_dir.display();
         format!("archives cannot be unpacked in `{shown}`; `TEMP` or `TMPDIR` names another folder")
     })?;
     let snapshots = snapshots.map(|files| Arc::new(files) as Arc<dyn ts_serving::SnapshotWriter>);
-    let config = settings.serving(work_dir.path().to_owned());
+    let handler_metrics = HandlerMetricsConfig {
+        declared: declared.handlers,
+        auto_detect: settings.metrics.auto_detect,
+    };
+    let config = settings.serving(
+        work_dir.path().to_owned(),
+        Arc::clone(&metrics),
+        handler_metrics,
+    );
     let (inference, management) = ts_serving::start(config, snapshots)?;
-    let traffic = Traffic::new(ResponseCounts::new(), &settings.http.cors);
+    let traffic = Traffic::new(ResponseCounts::new(&metrics), &settings.http.cors);
     let memory = BodyMemory::new(settings.http.max_body_memory);
     let edge = web::Data::new(Edge {
         inference,
         management: Arc::clone(&management),
-        guard: guard(&settings)?,
+        guard: guard(&settings, &metrics)?,
         intake: body::Intake {
             limits: body::Limits {
                 bytes: settings.http.max_request_bytes.min(memory.limit()),
@@ -106,7 +125,8 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         min_compressed_bytes: settings.http.min_compressed_bytes,
         ping_requires_ready: settings.ping_requires_ready,
         traffic,
-        exporter: exporter.clone(),
+        metrics: Arc::clone(&metrics),
+        gpus: Arc::clone(&gpus),
         traces: Traces::start(environment),
     });
     let whereabouts = listeners.whereabouts();
@@ -128,7 +148,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         "listening {} ms after the start",
         started.elapsed().as_millis()
     );
-    collect_host_metrics(exporter, settings.host_metrics_every)?;
+    collect_metrics(&settings, metrics, gpus)?;
     tokio::task::spawn_blocking(move || {
         let swept = work_dir::sweep(&temp_dir);
         if swept > 0 {
@@ -187,6 +207,41 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     }
 }
 
+/// What `metrics_config` declares, or the default; what is wrong with it is told.
+fn declared_metrics(settings: &Settings) -> Declared {
+    if let Some(unknown) = &settings.metrics.unknown_mode {
+        tracing::error!(
+            "`metrics_mode` is `{unknown}`; known are log, prometheus and legacy. `log` is used"
+        );
+    }
+    let declared = match &settings.metrics.config {
+        Some(path) => Declared::read(path),
+        None => Declared::by_default(),
+    };
+    for fault in &declared.faults {
+        tracing::error!("{fault}");
+    }
+    declared
+}
+
+/// Starts what collects metrics of the host and its accelerators.
+fn collect_metrics(
+    settings: &Settings,
+    metrics: Arc<Metrics>,
+    gpus: Arc<Gpus>,
+) -> std::io::Result<()> {
+    let Some(interval) = settings.metrics.host_every else {
+        return Ok(());
+    };
+    let devices = settings.devices().to_vec();
+    if !devices.is_empty() {
+        let visible = settings.visible_devices.clone();
+        let open = move || Library::open(visible);
+        gpus.collect(devices, interval, Arc::clone(&metrics), open)?;
+    }
+    collect_host_metrics(metrics, gpus, interval)
+}
+
 /// What encrypts connections, if any listener wants that.
 fn load_tls(settings: &Settings) -> anyhow::Result<Option<Arc<Tls>>> {
     let http = &settings.http;
@@ -197,7 +252,7 @@ fn load_tls(settings: &Settings) -> anyhow::Result<Option<Arc<Tls>>> {
     Ok(Some(tls.context("TLS cannot be served")?))
 }
 
-fn guard(settings: &Settings) -> anyhow::Result<Guard> {
+fn guard(settings: &Settings, metrics: &Metrics) -> anyhow::Result<Guard> {
     let tokens = if !settings.token_authorization {
         None
     } else if settings.tokens.is_empty() {
@@ -225,7 +280,7 @@ fn guard(settings: &Settings) -> anyhow::Result<Guard> {
         );
         Some(Tokens::Given(keys))
     };
-    Ok(Guard::new(settings.enable_model_api, tokens))
+    Ok(Guard::new(settings.enable_model_api, tokens, metrics))
 }
 
 /// The number that workers and threads are counted by, and why it is not another.

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import page
 import requests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,9 +292,23 @@ class Server:
         return self.session.request(method, self.management + path, timeout=LIMIT, **options)
 
     def metrics(self) -> str:
+        """The page of metrics, which is well-formed whichever test asks for it."""
         answer = self.session.get(f"{self.metrics_api}/metrics", timeout=LIMIT)
         assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        page.read(answer.text)
         return answer.text
+
+    def page(self) -> page.Page:
+        """The same, read."""
+        return page.read(self.metrics())
+
+    def metric_lines(self, log: str) -> list[str]:
+        """Lines of `TS_METRICS` or `MODEL_METRICS`, from its file if there is one."""
+        file = self.folder / "logs" / f"{log.lower()}.log"
+        text = file.read_text(encoding="utf-8") if file.exists() else self.output
+        mark = " - " if file.exists() else f" {log} - "
+        return [line.partition(mark)[2] for line in text.splitlines() if mark in line]
 
     def register(self, url: str | Path, **parameters: Any) -> requests.Response:
         parameters = {"url": url, "initial_workers": 1} | parameters

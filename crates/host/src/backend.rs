@@ -90,4 +90,6 @@ pub struct Metric {
     pub kind: MetricKind,
     /// Labels.
     pub dimensions: Vec<(String, String)>,
+    /// The requests that it concerns, between commas.
+    pub request_ids: String,
 }

@@ -253,6 +253,7 @@ fn event(metric: &Metric) -> MetricEvent<'_> {
         unit: &metric.unit,
         kind: metric.kind,
         dimensions: borrow_pairs(&metric.dimensions),
+        request_ids: &metric.request_ids,
     }
 }
 

@@ -2,12 +2,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use regex::RegexSet;
 use ts_archive::{Digest, TrustedKeys, UnpackLimits};
+use ts_metrics::Metrics;
 use ts_types::{DeviceType, Gather, Isolation, LoadPolicy, ModelName, ResourceDemand, Version};
 pub use ts_wire::frame::SequenceHeaders;
+
+use crate::handler_metrics::HandlerMetricsConfig;
 
 /// Everything the core needs to know.
 #[derive(Debug, Clone)]
@@ -38,6 +42,10 @@ pub struct ServingConfig {
     pub resources: Vec<ResourceDemand>,
     /// `ts_header_key_sequence_*`.
     pub sequence_headers: SequenceHeaders,
+    /// Where everything is counted.
+    pub metrics: Arc<Metrics>,
+    /// What the operator declared of the metrics of handlers.
+    pub handler_metrics: HandlerMetricsConfig,
 }
 
 /// Which archives are taken, whoever names them.

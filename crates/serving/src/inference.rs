@@ -64,6 +64,7 @@ impl InferenceService {
             if !spec.queue.is_closed()
                 && let Some(reason) = found.pool.refusal()
             {
+                spec.metrics.failed();
                 return Err(refused(&request, reason));
             }
             let headers = &spec.load.sequence_headers;
@@ -100,13 +101,16 @@ impl InferenceService {
                         version_named,
                     };
                     drop(found);
-                    let mut answer = waiting.for_answer(answered, limits, turn).await?;
+                    let counting = Arc::clone(&waiting.spec);
+                    let answer = waiting.for_answer(answered, limits, turn).await;
+                    let mut answer = answer.inspect_err(|_| counting.metrics.failed())?;
                     if let Some(id) = sequence {
                         self.tell_sequence(&mut answer.reply, id);
                     }
                     return Ok(answer);
                 }
                 Err(NotQueued::Refused(job, reason, retry_after)) => {
+                    spec.metrics.failed();
                     return Err(job.refusal(reason, retry_after));
                 }
                 // The default version was changed and this one removed in between: the new one
@@ -115,6 +119,7 @@ impl InferenceService {
                     request = job.request;
                 }
                 Err(NotQueued::Closed(job)) => {
+                    spec.metrics.failed();
                     return Err(job.refusal(Refusal::Draining, Duration::ZERO));
                 }
             }
@@ -206,7 +211,8 @@ impl Waiting {
         let Some(reader) = more else {
             let total = limits.arrived.elapsed();
             let metrics = &self.spec.metrics;
-            metrics.answered(self.version_named, total, timing.queue);
+            let core = &self.spec.surroundings.core_metrics;
+            metrics.answered(core, self.version_named, total, &timing);
             return Ok(Answer {
                 reply,
                 timing,
@@ -219,7 +225,7 @@ impl Waiting {
             id: self.id.clone(),
             arrived: limits.arrived,
             version_named: self.version_named,
-            queue_time: timing.queue,
+            timing,
             ended: false,
         };
         Ok(Answer {
@@ -283,7 +289,7 @@ pub struct Parts {
     id: RequestId,
     arrived: Instant,
     version_named: bool,
-    queue_time: Duration,
+    timing: Timing,
     ended: bool,
 }
 
@@ -304,7 +310,9 @@ impl Stream for Parts {
                 self.ended = true;
             }
             Poll::Ready(None) if !self.ended => {
-                metrics.answered(self.version_named, self.arrived.elapsed(), self.queue_time);
+                let core = &self.spec.surroundings.core_metrics;
+                let total = self.arrived.elapsed();
+                metrics.answered(core, self.version_named, total, &self.timing);
                 self.ended = true;
             }
             Poll::Pending | Poll::Ready(_) => {}

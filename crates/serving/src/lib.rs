@@ -50,6 +50,7 @@ pub use course::{Course, Milestones};
 pub use error::{Refusal, ServingError, StartFailure};
 pub use explain::Batching;
 pub use fit::BatchCost;
+pub use handler_metrics::{DeclaredMetric, HandlerMetricsConfig};
 pub use health::{Obstacle, Readiness};
 pub use inference::{Answer, InferenceService, Parts};
 pub use job::Timing;
@@ -57,7 +58,6 @@ pub use management::{
     Change, Description, LiveLimits, ManagementService, ModelPage, Registered, Registration,
     Scaled, Scaling, Which, WorkerDescription,
 };
-pub use metrics::hostname;
 pub use snapshot::{MissingArchive, Occasion, SavedModels, SavedVersion, SnapshotWriter};
 pub use ts_wire::frame::RunFailure;
 
@@ -98,7 +98,6 @@ pub fn start(
     if let Some(store) = &config.model_store {
         store::sweep(store);
     }
-    metrics::describe();
     let core = Arc::new(Core {
         surroundings: Arc::new(pool::Surroundings::new(&config)),
         config,

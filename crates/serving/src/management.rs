@@ -258,6 +258,15 @@ impl ManagementService {
         }
     }
 
+    /// Brings the gauges of queues and workers up to date, for whoever looks at them now.
+    pub fn observe(&self) {
+        for model in self.core.registry.snapshot().values() {
+            for version in model.versions.values() {
+                version.pool.observe();
+            }
+        }
+    }
+
     /// Runs a change to its end even if the caller leaves in the middle.
     async fn run_to_the_end<T: Send + 'static>(
         &self,

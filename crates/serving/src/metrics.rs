@@ -1,107 +1,144 @@
-//! The metrics of the core: their names, and handles made once per model version
-//! (*torchserve-contract* 6.3). Those of handlers are in `handler_metrics.rs`.
+//! The metrics of the core: handles made once per server, model version and worker. Their names
+//! stand in `ts_metrics::names`. Those of handlers are in `handler_metrics.rs`.
 
 use std::time::Duration;
 
-use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
-    gauge, histogram,
-};
+use ts_metrics::{Builtin, Metric, Metrics, hostname, names};
 use ts_types::{ModelName, Version};
-use ts_wire::frame::MetricKind;
 
-const REQUESTS: &str = "ts_inference_requests_total";
-const LATENCY: &str = "ts_inference_latency_microseconds";
-const QUEUE_LATENCY: &str = "ts_queue_latency_microseconds";
-const BROKEN_STREAMS: &str = "ts_streams_broken_total";
-const QUEUE_TIME: &str = "QueueTime";
-const WORKER_THREAD_TIME: &str = "WorkerThreadTime";
-const WORKER_LOAD_TIME: &str = "WorkerLoadTime";
+use crate::handler_metrics::Owner;
+use crate::job::Timing;
 
-/// Tells the recorder what the names mean. Called once, before the first model.
-pub(crate) fn describe() {
-    let counters = [
-        (
-            REQUESTS,
-            Unit::Count,
-            "Torchserve prometheus counter metric with unit: Count",
-        ),
-        (
-            LATENCY,
-            Unit::Microseconds,
-            "Torchserve prometheus counter metric with unit: Microseconds",
-        ),
-        (
-            QUEUE_LATENCY,
-            Unit::Microseconds,
-            "Torchserve prometheus counter metric with unit: Microseconds",
-        ),
-        (
-            BROKEN_STREAMS,
-            Unit::Count,
-            "Replies in parts that were broken off after their first part",
-        ),
-    ];
-    for (name, unit, text) in counters {
-        describe_counter!(name, unit, text);
-    }
-    for name in [QUEUE_TIME, WORKER_THREAD_TIME, WORKER_LOAD_TIME] {
-        describe_gauge!(
-            name,
-            Unit::Milliseconds,
-            "Torchserve prometheus gauge metric with unit: Milliseconds"
-        );
+/// Handles that all models share.
+pub(crate) struct CoreMetrics {
+    queue_time: Metric,
+    worker_thread_time: Metric,
+}
+
+impl CoreMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        let hostname = hostname();
+        let host = ["Host", hostname.as_str()];
+        Self {
+            queue_time: metrics.builtin(&names::QUEUE_TIME, &host),
+            worker_thread_time: metrics.builtin(&names::WORKER_THREAD_TIME, &host),
+        }
     }
 }
 
 /// Counters of requests that named a version, or of those that did not.
 struct RequestCounters {
-    requests: Counter,
-    latency: Counter,
-    queue_latency: Counter,
+    requests: Metric,
+    latency: Metric,
+    queue_latency: Metric,
 }
 
 impl RequestCounters {
-    fn new(model: &ModelName, version: &str) -> Self {
-        let labels = [
-            ("model_name", model.to_string()),
-            ("model_version", version.to_owned()),
-            ("hostname", hostname()),
-        ];
+    fn new(metrics: &Metrics, model: &ModelName, version: &str) -> Self {
+        let hostname = hostname();
+        let labels = [model.as_str(), version, hostname.as_str()];
         Self {
-            requests: counter!(REQUESTS, &labels),
-            latency: counter!(LATENCY, &labels),
-            queue_latency: counter!(QUEUE_LATENCY, &labels),
+            requests: metrics.builtin(&names::REQUESTS, &labels),
+            latency: metrics.builtin(&names::LATENCY, &labels),
+            queue_latency: metrics.builtin(&names::QUEUE_LATENCY, &labels),
         }
+    }
+
+    fn each(&self) -> [&Metric; 3] {
+        [&self.requests, &self.latency, &self.queue_latency]
     }
 }
 
-/// Handles for one model version.
+/// Where the time of requests goes, and how full batches are.
+struct Durations {
+    request: Metric,
+    queue: Metric,
+    batch: Metric,
+    handler: Metric,
+    batch_size: Metric,
+}
+
+/// What Triton's clients look for. Only there with `triton_metrics`.
+struct Triton {
+    success: Metric,
+    failure: Metric,
+    count: Metric,
+    exec_count: Metric,
+    request: Metric,
+    queue: Metric,
+    input: Metric,
+    infer: Metric,
+    output: Metric,
+    pending: Metric,
+}
+
+/// Workers of a version, by where they stand.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct WorkerStates {
+    pub(crate) starting: usize,
+    pub(crate) ready: usize,
+    pub(crate) waiting: usize,
+    pub(crate) given_up: usize,
+}
+
+/// Handles for one model version. They leave the page with it.
 pub(crate) struct ModelMetrics {
+    /// Whose the metrics of its handler are.
+    pub(crate) owner: Owner,
     by_version: RequestCounters,
     by_default: RequestCounters,
-    queue_time: Gauge,
-    worker_thread_time: Gauge,
-    streams_broken: Counter,
-    hostname: String,
+    durations: Durations,
+    triton: Option<Box<Triton>>,
+    queue_length: Metric,
+    workers: [Metric; 4],
+    streams_broken: Metric,
 }
 
 impl ModelMetrics {
-    pub(crate) fn new(model: &ModelName, version: &Version) -> Self {
-        let host_labels = [("Level", "Host".to_owned()), ("Hostname", hostname())];
+    pub(crate) fn new(metrics: &Metrics, model: &ModelName, version: &Version) -> Self {
+        let hostname = hostname();
+        let model_labels = [model.as_str(), version.as_str()];
+        let of = |what: &'static Builtin| metrics.builtin(what, &model_labels);
+        let state =
+            |state| metrics.builtin(&names::WORKERS, &[model.as_str(), version.as_str(), state]);
+        let triton = || {
+            Box::new(Triton {
+                success: of(&names::TRITON_SUCCESS),
+                failure: of(&names::TRITON_FAILURE),
+                count: of(&names::TRITON_COUNT),
+                exec_count: of(&names::TRITON_EXEC_COUNT),
+                request: of(&names::TRITON_REQUEST),
+                queue: of(&names::TRITON_QUEUE),
+                input: of(&names::TRITON_INPUT),
+                infer: of(&names::TRITON_INFER),
+                output: of(&names::TRITON_OUTPUT),
+                pending: of(&names::TRITON_PENDING),
+            })
+        };
         Self {
-            by_version: RequestCounters::new(model, version.as_str()),
-            by_default: RequestCounters::new(model, "default"),
-            queue_time: gauge!(QUEUE_TIME, &host_labels),
-            worker_thread_time: gauge!(WORKER_THREAD_TIME, &host_labels),
-            streams_broken: counter!(
-                BROKEN_STREAMS,
-                "model_name" => model.to_string(),
-                "model_version" => version.to_string(),
-                "hostname" => hostname()
+            owner: Owner::default(),
+            by_version: RequestCounters::new(metrics, model, version.as_str()),
+            by_default: RequestCounters::new(metrics, model, "default"),
+            durations: Durations {
+                request: of(&names::REQUEST_DURATION),
+                queue: of(&names::QUEUE_DURATION),
+                batch: of(&names::BATCH_DURATION),
+                handler: of(&names::HANDLER_DURATION),
+                batch_size: of(&names::BATCH_SIZE),
+            },
+            triton: metrics.for_triton().then(triton),
+            queue_length: of(&names::QUEUE_LENGTH),
+            workers: ["starting", "ready", "waiting", "given_up"].map(state),
+            streams_broken: metrics.builtin(
+                &names::BROKEN_STREAMS,
+                &[model.as_str(), version.as_str(), &hostname],
             ),
-            hostname: hostname(),
         }
+    }
+
+    /// A request has arrived.
+    pub(crate) fn arrived(&self, version_named: bool) {
+        self.counters(version_named).requests.count();
     }
 
     fn counters(&self, version_named: bool) -> &RequestCounters {
@@ -112,121 +149,138 @@ impl ModelMetrics {
         }
     }
 
-    /// A request has arrived.
-    pub(crate) fn arrived(&self, version_named: bool) {
-        self.counters(version_named).requests.increment(1);
+    /// A request has been answered with a reply of the model, after so long in all.
+    pub(crate) fn answered(
+        &self,
+        core: &CoreMetrics,
+        version_named: bool,
+        total: Duration,
+        timing: &Timing,
+    ) {
+        let counters = self.counters(version_named);
+        counters.latency.record(micros(total));
+        counters.queue_latency.record(micros(timing.queue));
+        core.queue_time.record(timing.queue.as_secs_f64() * 1e3);
+        let durations = &self.durations;
+        durations.request.record(total.as_secs_f64());
+        durations.queue.record(timing.queue.as_secs_f64());
+        let in_worker = timing.batch + timing.handler;
+        durations.batch.record(in_worker.as_secs_f64());
+        durations.handler.record(timing.handler.as_secs_f64());
+        if let Some(triton) = &self.triton {
+            triton.success.count();
+            triton.request.record(micros(total));
+            triton.queue.record(micros(timing.queue));
+            triton.input.record(micros(timing.batch));
+            triton.infer.record(micros(timing.handler));
+            let after = total.saturating_sub(timing.queue + in_worker);
+            triton.output.record(micros(after));
+        }
     }
 
-    /// A request has been answered with a reply of the model.
-    pub(crate) fn answered(&self, version_named: bool, total: Duration, queued: Duration) {
-        let counters = self.counters(version_named);
-        counters.latency.increment(micros(total));
-        counters.queue_latency.increment(micros(queued));
-        self.queue_time.set(queued.as_secs_f64() * 1e3);
+    /// A request that arrived was answered with a failure.
+    pub(crate) fn failed(&self) {
+        if let Some(triton) = &self.triton {
+            triton.failure.count();
+        }
     }
 
     /// A reply was broken off after its first part.
     pub(crate) fn stream_broken(&self) {
-        self.streams_broken.increment(1);
+        self.streams_broken.count();
+        self.failed();
     }
 
     /// A batch has been answered; `overhead` is what the dispatcher added to the backend's time.
-    pub(crate) fn batch_done(&self, overhead: Duration) {
-        self.worker_thread_time.set(overhead.as_secs_f64() * 1e3);
-    }
-
-    /// A worker came up.
-    pub(crate) fn worker_loaded(&self, worker: &str, took: Duration) {
-        let labels = [
-            ("WorkerName", worker.to_owned()),
-            ("Level", "Host".to_owned()),
-            ("Hostname", self.hostname.clone()),
-        ];
-        gauge!(WORKER_LOAD_TIME, &labels).set(took.as_secs_f64() * 1e3);
-    }
-}
-
-/// Names that no handler can take.
-pub(crate) const RESERVED_NAMES: [&str; 21] = [
-    REQUESTS,
-    LATENCY,
-    QUEUE_LATENCY,
-    BROKEN_STREAMS,
-    QUEUE_TIME,
-    WORKER_THREAD_TIME,
-    WORKER_LOAD_TIME,
-    "Requests2XX",
-    "Requests4XX",
-    "Requests5XX",
-    "CPUUtilization",
-    "MemoryUsed",
-    "MemoryAvailable",
-    "MemoryUtilization",
-    "DiskUsage",
-    "DiskAvailable",
-    "DiskUtilization",
-    "GPUUtilization",
-    "GPUMemoryUtilization",
-    "GPUMemoryUsed",
-    "ts_workers",
-];
-
-/// One series of a handler's metric.
-pub(crate) enum HandlerSeries {
-    Counter {
-        handle: Counter,
-        /// Handlers count in fractions, the recorder in whole numbers: the sum is kept here, and
-        /// its whole part is shown.
-        total: f64,
-    },
-    Gauge(Gauge),
-    Histogram(Histogram),
-}
-
-impl HandlerSeries {
-    /// Gives a handler's metric TorchServe's help text.
-    pub(crate) fn describe(name: &str, kind: MetricKind, unit: &str) {
-        let name = name.to_owned();
-        let text = |kind: &str| format!("Torchserve prometheus {kind} metric with unit: {unit}");
-        match kind {
-            MetricKind::Counter => describe_counter!(name, text("counter")),
-            MetricKind::Gauge => describe_gauge!(name, text("gauge")),
-            MetricKind::Histogram => describe_histogram!(name, text("histogram")),
+    pub(crate) fn batch_done(&self, core: &CoreMetrics, size: usize, overhead: Duration) {
+        core.worker_thread_time.record(overhead.as_secs_f64() * 1e3);
+        self.durations.batch_size.record(count(size));
+        if let Some(triton) = &self.triton {
+            triton.count.record(count(size));
+            triton.exec_count.count();
         }
     }
 
-    pub(crate) fn new(name: &str, kind: MetricKind, labels: &[(String, String)]) -> Self {
-        let name = name.to_owned();
-        match kind {
-            MetricKind::Counter => Self::Counter {
-                handle: counter!(name, labels),
-                total: 0.0,
-            },
-            MetricKind::Gauge => Self::Gauge(gauge!(name, labels)),
-            MetricKind::Histogram => Self::Histogram(histogram!(name, labels)),
+    /// What changes between two looks at the page.
+    pub(crate) fn observe(&self, waiting: usize, workers: WorkerStates) {
+        self.queue_length.record(count(waiting));
+        if let Some(triton) = &self.triton {
+            triton.pending.record(count(waiting));
+        }
+        let WorkerStates {
+            starting,
+            ready,
+            waiting,
+            given_up,
+        } = workers;
+        let counted = [starting, ready, waiting, given_up];
+        for (metric, number) in self.workers.iter().zip(counted) {
+            metric.record(count(number));
         }
     }
 
-    pub(crate) fn update(&mut self, value: f64) {
-        match self {
-            Self::Counter { handle, total } => {
-                *total += value;
-                handle.absolute(*total as u64);
-            }
-            Self::Gauge(handle) => handle.set(value),
-            Self::Histogram(handle) => handle.record(value),
+    /// The version is gone: so are its series, whoever still holds this.
+    pub(crate) fn retire(&self) {
+        let Durations {
+            request,
+            queue,
+            batch,
+            handler,
+            batch_size,
+        } = &self.durations;
+        let durations = [request, queue, batch, handler, batch_size];
+        let single = [&self.queue_length, &self.streams_broken];
+        let all = self.by_version.each().into_iter();
+        all.chain(self.by_default.each())
+            .chain(durations)
+            .chain(single)
+            .chain(&self.workers)
+            .for_each(Metric::retire);
+        if let Some(triton) = &self.triton {
+            triton.retire();
         }
     }
 }
 
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+impl Triton {
+    fn retire(&self) {
+        let Self {
+            success,
+            failure,
+            count,
+            exec_count,
+            request,
+            queue,
+            input,
+            infer,
+            output,
+            pending,
+        } = self;
+        for metric in [
+            success, failure, count, exec_count, request, queue, input, infer, output, pending,
+        ] {
+            metric.retire();
+        }
+    }
 }
 
-/// Name of this machine, a label of every metric.
-pub fn hostname() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
+/// How long a worker took to load. The series goes with the worker that holds it.
+pub(crate) fn worker_loaded(metrics: &Metrics, worker: &str, took: Duration) -> Metric {
+    let hostname = hostname();
+    let metric = metrics.builtin(&names::WORKER_LOAD_TIME, &[worker, "Host", &hostname]);
+    metric.record((took.as_secs_f64() * 1e3).round());
+    metric
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "what is counted here stays far below 2^53"
+)]
+fn count(number: usize) -> f64 {
+    number as f64
+}
+
+/// Whole microseconds, as TorchServe counts them.
+fn micros(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).floor()
 }

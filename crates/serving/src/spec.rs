@@ -172,6 +172,7 @@ pub(crate) fn resolve(
         intra_op_threads: 1,
         server_version: config.hosts.server_version.clone(),
         sequence_headers: config.sequence_headers.clone(),
+        declared_metrics: config.handler_metrics.for_handlers(),
         max_response_bytes: config.hosts.max_response_bytes,
         echo: echo_behaviour(yaml)?,
     };
@@ -462,6 +463,11 @@ mod tests {
             trust: Trust::default(),
             resources: Vec::new(),
             sequence_headers: SequenceHeaders::default(),
+            metrics: ts_metrics::Metrics::new(ts_metrics::Mode::Prometheus, None, false),
+            handler_metrics: crate::HandlerMetricsConfig {
+                declared: Vec::new(),
+                auto_detect: true,
+            },
         };
         resolve(&config, registration, &artifact)
     }

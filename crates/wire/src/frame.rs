@@ -172,6 +172,8 @@ pub struct LoadModel {
     pub server_version: String,
     /// Headers that speak of sequences, for handlers that look at them.
     pub sequence_headers: SequenceHeaders,
+    /// Metrics that handlers find declared.
+    pub declared_metrics: Vec<MetricDeclaration>,
     /// Bytes that one reply may have.
     pub max_response_bytes: u64,
     /// For the echo backend: how it behaves.
@@ -441,6 +443,21 @@ pub struct MetricEvent<'a> {
     /// Labels.
     #[serde(borrow)]
     pub dimensions: Vec<(&'a str, &'a str)>,
+    /// The requests that it concerns, for the log.
+    pub request_ids: &'a str,
+}
+
+/// A metric of handlers that the operator has declared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetricDeclaration {
+    /// Name.
+    pub name: String,
+    /// How values combine.
+    pub kind: MetricKind,
+    /// Unit, as it was written.
+    pub unit: String,
+    /// Names of the labels but the host's.
+    pub dimensions: Vec<String>,
 }
 
 /// How the values of a metric combine.

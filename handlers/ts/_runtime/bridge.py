@@ -21,6 +21,7 @@ from ts._runtime.output import CallersLeftError, Failure, Functions, Output, Rep
 from ts.context import STREAM_NEXT, Context, Item
 from ts.metrics.caching_metric import Emission
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.metrics.metric_type_enum import MetricTypes
 
 if TYPE_CHECKING:
     from ts._runtime.asynchronous import EventLoop
@@ -62,6 +63,7 @@ class Spec(TypedDict):
     server_version: str
     sequence_headers: tuple[str, str, str]
     load_policy: str
+    declared_metrics: list[tuple[str, str, str, list[str]]]
     intra_op_threads: int
     change_dir: bool
 
@@ -110,6 +112,8 @@ def _load_in(spec: Spec, functions: Functions | None, loop: "EventLoop | None") 
     manifest = loader.read_manifest(model_dir)
     pending: deque[Emission] = deque(maxlen=_MAX_PENDING_METRICS)
     metrics = MetricsCacheYamlImpl(model_name=spec["model_name"], sink=pending.append)
+    for name, kind, unit, dimensions in spec["declared_metrics"]:
+        metrics.add_metric_to_cache(name, unit, dimensions, MetricTypes(kind))
     context = Context(
         spec["model_name"],
         model_dir,

@@ -10,6 +10,10 @@ class Dimension:
         self.name = name
         self.value = value
 
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return {"Name": self.name, "Value": self.value}
+
     def __str__(self) -> str:
         return f"{self.name}:{self.value}"
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ts_metrics::Metrics;
+
 use super::keys::Bearer;
 use super::metrics::Refusals;
 use super::policy::{Rules, decide};
@@ -37,16 +39,16 @@ pub(crate) enum NotRenewed {
 pub(crate) struct Guard {
     model_api: bool,
     tokens: Option<Arc<Tokens>>,
-    refusals: Refusals,
+    refusals: Arc<Refusals>,
 }
 
 impl Guard {
-    /// `tokens` is `None` when requests need none. To be made after the recorder of metrics.
-    pub(crate) fn new(model_api: bool, tokens: Option<Tokens>) -> Self {
+    /// `tokens` is `None` when requests need none.
+    pub(crate) fn new(model_api: bool, tokens: Option<Tokens>, metrics: &Metrics) -> Self {
         Self {
             model_api,
             tokens: tokens.map(Arc::new),
-            refusals: Refusals::new(),
+            refusals: Arc::new(Refusals::new(metrics)),
         }
     }
 
@@ -74,9 +76,9 @@ impl Guard {
         decide(action, rules, bearer).inspect_err(|denied| match denied {
             Denied::SwitchedOff => {}
             Denied::Token | Denied::RenewalToken if authorization.is_none() => {
-                self.refusals.missing.increment(1);
+                self.refusals.missing.count();
             }
-            Denied::Token | Denied::RenewalToken => self.refusals.wrong.increment(1),
+            Denied::Token | Denied::RenewalToken => self.refusals.wrong.count(),
         })
     }
 

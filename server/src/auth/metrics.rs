@@ -1,29 +1,21 @@
 //! The metric of refused tokens.
 
-use metrics::{Counter, Unit, counter, describe_counter};
-
-const REFUSALS: &str = "ts_token_refusals_total";
+use ts_metrics::{Metric, Metrics, names};
 
 /// Calls refused for want of a token, by what was wrong.
-#[derive(Clone)]
 pub(super) struct Refusals {
     /// There was no `Authorization` header.
-    pub(super) missing: Counter,
+    pub(super) missing: Metric,
     /// There was one, and it was not good for the call.
-    pub(super) wrong: Counter,
+    pub(super) wrong: Metric,
 }
 
 impl Refusals {
-    /// To be made after the recorder.
-    pub(super) fn new() -> Self {
-        describe_counter!(
-            REFUSALS,
-            Unit::Count,
-            "Calls refused since their token was missing, or wrong: unknown, expired or of another API"
-        );
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let of = |reason| metrics.builtin(&names::TOKEN_REFUSALS, &[reason]);
         Self {
-            missing: counter!(REFUSALS, "Reason" => "missing"),
-            wrong: counter!(REFUSALS, "Reason" => "wrong"),
+            missing: of("missing"),
+            wrong: of("wrong"),
         }
     }
 }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpMessage as _, HttpRequest, HttpResponse, web};
 use percent_encoding::percent_decode_str;
+use ts_metrics::Metrics;
 use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
 
@@ -30,7 +31,7 @@ pub(crate) use routes::Surface;
 pub(crate) use trace::{Ending, Traffic};
 
 use crate::auth::{Action, Guard};
-use crate::telemetry::{Exporter, Traces};
+use crate::telemetry::{Gpus, Traces};
 use crate::transport::Origin;
 
 /// What endpoints work with; one for all threads.
@@ -49,8 +50,10 @@ pub(crate) struct Edge {
     pub(crate) traffic: Traffic,
     /// `/ping` tells whether the server is ready.
     pub(crate) ping_requires_ready: bool,
-    /// Metrics as text.
-    pub(crate) exporter: Exporter,
+    /// Metrics, as text and by name.
+    pub(crate) metrics: Arc<Metrics>,
+    /// What the accelerators do.
+    pub(crate) gpus: Arc<Gpus>,
     /// Spans, where the environment asks for them.
     pub(crate) traces: Option<Traces>,
 }

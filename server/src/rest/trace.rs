@@ -141,7 +141,13 @@ impl Traffic {
             busy: Some(busy),
             started,
             span: None,
+            answered: false,
         }
+    }
+
+    /// Brings the gauge of requests in work up to date.
+    pub(crate) fn observe(&self) {
+        self.counts.in_flight(self.in_work.load(Ordering::Acquire));
     }
 
     /// From here on the server is not ready, and every response ends its connection.
@@ -210,10 +216,14 @@ pub(crate) struct Passage<'t> {
     busy: Option<Busy>,
     started: Instant,
     span: Option<RequestSpan>,
+    answered: bool,
 }
 
 impl Drop for Passage<'_> {
     fn drop(&mut self) {
+        if !self.answered {
+            self.traffic.counts.client_left();
+        }
         self.traffic.in_work.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -339,6 +349,7 @@ impl Passage<'_> {
                 .set_connection_type(ConnectionType::Close);
         }
         self.traffic.counts.count(status);
+        self.answered = true;
         self.log(request, status);
         if matches!(response.body().size(), BodySize::Stream) {
             if request.version() < Version::HTTP_11 {

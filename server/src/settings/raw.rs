@@ -202,7 +202,6 @@ const FOR_PEOPLE: &str = "it is for people who read snapshots";
 pub(crate) const NO_JVM: &str =
     "this server has no Java virtual machine (what is logged is set by `log_filter`)";
 const OWN_COLLECTOR: &str = "host metrics are collected by the server itself";
-const ONE_FORMAT: &str = "the metrics endpoint always answers in Prometheus text";
 
 /// Every key, in the order of the reference page.
 pub(crate) const KEYS: &[Key] = &[
@@ -287,12 +286,13 @@ pub(crate) const KEYS: &[Key] = &[
     key("client_ca_file", Kind::Path, "", "Certificates of the authorities, in PEM, whose clients may connect to `https` addresses. Unset, clients need no certificate.").environment().ours(),
     // Metrics and logs
     key("enable_metrics_api", Kind::Flag, "true", "Serve the metrics API.").environment(),
-    key("metrics_mode", Kind::Text, "log", "What is done with metrics besides serving them.").environment().without_effect(ONE_FORMAT),
-    key("metrics_config", Kind::Path, "", "Names and dimensions of metrics.").environment().without_effect("the set of metrics is fixed"),
-    key("model_metrics_auto_detect", Kind::Flag, "false", "Accept metrics of handlers that `metrics_config` does not name.").environment().without_effect("metrics of handlers are always accepted"),
+    key("metrics_mode", Kind::Text, "log", "What the log gets of the metrics, beside the page that always has them all: `log`, everything; `prometheus`, nothing; `legacy`, all but the three counters of requests. Any other text means `log`.").environment(),
+    key("metrics_config", Kind::Path, "", "YAML file with the metrics that there are, their units and dimensions (`docs/metrics.md`). Unset, all of the server and those that every handler has.").environment(),
+    key("model_metrics_auto_detect", Kind::Flag, "", "Accept metrics of handlers that `metrics_config` does not declare. Unset, they are accepted where no `metrics_config` is named.").environment(),
     key("disable_system_metrics", Kind::Flag, "false", "Do not collect metrics of the host.").environment(),
     key("system_metrics_cmd", Kind::Text, "", "Command that collects metrics of the host.").without_effect(OWN_COLLECTOR),
     key("metric_time_interval", seconds(1), "60", "How often metrics of the host are collected."),
+    key("triton_metrics", Kind::Flag, "false", "Show metrics under the names that Triton has too (`nv_inference_*`).").environment().ours(),
     key("log_filter", Kind::Text, "info", "What is logged: a level, or levels by target, such as `info,ACCESS_LOG=off,MODEL_LOG=debug`.").environment().ours(),
     key("async_logging", Kind::Flag, "false", "Write logs on a thread of their own.").environment().without_effect("logs are always written on a thread of their own"),
     key("cpp_log_config", Kind::Path, "", "Logging of the C++ backend.").environment().without_effect("there is no C++ backend").option("--cpp-log-config"),

@@ -3,12 +3,17 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use regex::{Regex, RegexSet, RegexSetBuilder};
 use secrecy::SecretString;
 use ts_archive::{Digest, TrustedKeys, UnpackLimits};
-use ts_serving::{HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig, Trust};
+use ts_metrics::{Metrics, Mode};
+use ts_serving::{
+    HandlerMetricsConfig, HostConfig, ModelDefaults, SavedModels, SequenceHeaders, ServingConfig,
+    Trust,
+};
 use ts_types::{Gather, Isolation, LoadPolicy, ModelName, ResourceDemand, Version};
 
 use super::address::DefaultPorts;
@@ -100,8 +105,10 @@ pub(crate) struct Settings {
     pub(crate) token_lifetime: Duration,
     /// Tokens that the operator chose instead of the server's own.
     pub(crate) tokens: KeySources,
-    /// How often metrics of the host are collected, unless that is switched off.
-    pub(crate) host_metrics_every: Option<Duration>,
+    /// What is measured, and how.
+    pub(crate) metrics: MetricSettings,
+    /// `CUDA_VISIBLE_DEVICES` of this process.
+    pub(crate) visible_devices: Option<String>,
     /// What is logged.
     pub(crate) log_filter: String,
     /// How long requests in work may take to finish when the server stops.
@@ -148,7 +155,12 @@ impl Settings {
     }
 
     /// What the core is told; `work_dir` is this server's own folder.
-    pub(crate) fn serving(&self, work_dir: PathBuf) -> ServingConfig {
+    pub(crate) fn serving(
+        &self,
+        work_dir: PathBuf,
+        metrics: Arc<Metrics>,
+        handler_metrics: HandlerMetricsConfig,
+    ) -> ServingConfig {
         ServingConfig {
             model_store: Some(self.model_store.clone()),
             work_dir,
@@ -163,8 +175,27 @@ impl Settings {
             hosts: self.hosts.clone(),
             resources: self.resources.clone(),
             sequence_headers: self.sequence_headers.clone(),
+            metrics,
+            handler_metrics,
         }
     }
+}
+
+/// What is measured, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct MetricSettings {
+    /// What the log gets of it.
+    pub(crate) mode: Mode,
+    /// What `metrics_mode` said, if that is none.
+    pub(crate) unknown_mode: Option<String>,
+    /// The file that declares metrics.
+    pub(crate) config: Option<PathBuf>,
+    /// Whether metrics of handlers that it does not declare are recorded.
+    pub(crate) auto_detect: bool,
+    /// Whether names that Triton has are there too.
+    pub(crate) for_triton: bool,
+    /// How often metrics of the host are collected, unless that is switched off.
+    pub(crate) host_every: Option<Duration>,
 }
 
 /// Reads values of one [`Raw`] and keeps the faults.
@@ -460,8 +491,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let token_authorization = !reader.flag("disable_token_authorization");
     let token_lifetime = reader.minutes("token_expiration_min");
     let tokens = read_tokens(reader);
-    let host_metrics = !reader.flag("disable_system_metrics");
-    let interval = reader.seconds("metric_time_interval");
+    let metrics = read_metrics(reader);
     let log_filter = reader.value("log_filter", |text| {
         tracing_subscriber::EnvFilter::try_new(text)
             .map(|_| text.to_owned())
@@ -482,7 +512,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         token_authorization,
         token_lifetime,
         tokens,
-        host_metrics_every: host_metrics.then_some(interval),
+        metrics,
+        visible_devices: machine.visible_devices.clone(),
         log_filter,
         drain_timeout,
         shutdown_grace,
@@ -610,6 +641,29 @@ fn read_devices(reader: &mut Reader<'_>, machine: &Machine, hidden: Option<&Rege
     });
     devices.truncate(limit.unwrap_or(usize::MAX));
     devices
+}
+
+fn read_metrics(reader: &mut Reader<'_>) -> MetricSettings {
+    let written = reader.written("metrics_mode").text.trim().to_owned();
+    let mode = Mode::named(&written.to_ascii_lowercase());
+    let config = reader.text("metrics_config").map(PathBuf::from);
+    let auto_detect = reader.value("model_metrics_auto_detect", |text| match text.trim() {
+        "" => Ok(None),
+        on if on.eq_ignore_ascii_case("true") => Ok(Some(true)),
+        off if off.eq_ignore_ascii_case("false") => Ok(Some(false)),
+        _ => Err(format!("`{text}` is neither `true` nor `false`")),
+    });
+    let on = !reader.flag("disable_system_metrics");
+    let interval = reader.seconds("metric_time_interval");
+    MetricSettings {
+        mode: mode.unwrap_or(Mode::Log),
+        unknown_mode: mode.is_none().then_some(written),
+        // An explicit list stays a list; without one, nobody loses a metric.
+        auto_detect: auto_detect.unwrap_or(config.is_none()),
+        config,
+        for_triton: reader.flag("triton_metrics"),
+        host_every: on.then_some(interval),
+    }
 }
 
 fn read_http(reader: &mut Reader<'_>, cores: usize) -> Option<Http> {
@@ -876,6 +930,7 @@ mod tests {
             "number_of_gpu" => "1",
             "devices" => "0",
             "log_filter" => "debug",
+            "model_metrics_auto_detect" => "false",
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
             "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,

@@ -1,30 +1,31 @@
 //! Metrics of the host, on a thread of their own (*torchserve-contract* 6.3).
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metrics::{Gauge, Unit, describe_gauge, gauge};
 use sysinfo::{Disks, System};
+use ts_metrics::{Builtin, Metric, Metrics, hostname, names};
 
-use super::Exporter;
-use ts_serving::hostname;
+use super::gpu::Gpus;
 
-/// How often the exporter is looked after.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// How often it is looked whether the accelerators are still being read.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Starts the thread. Host metrics are collected at once and then every `interval`, if at all.
+/// Starts the thread. Host metrics are collected at once and then every `interval`.
 ///
 /// # Errors
 /// The thread cannot be started.
 pub(crate) fn collect_host_metrics(
-    exporter: Exporter,
-    interval: Option<Duration>,
+    metrics: Arc<Metrics>,
+    gpus: Arc<Gpus>,
+    interval: Duration,
 ) -> std::io::Result<()> {
     let work = move || {
-        let mut host = interval.and_then(|_| told(Host::new()));
+        let mut host = told(Host::new(&metrics));
         let mut next = Instant::now();
         loop {
-            if let (Some(collecting), Some(interval)) = (&mut host, interval)
+            if let Some(collecting) = &mut host
                 && Instant::now() >= next
             {
                 if told(collecting.collect()).is_none() {
@@ -32,12 +33,12 @@ pub(crate) fn collect_host_metrics(
                 }
                 next += interval;
             }
-            exporter.upkeep();
+            gpus.look();
             let until = next.saturating_duration_since(Instant::now());
             std::thread::sleep(if until.is_zero() {
-                UPKEEP
+                LOOK_EVERY
             } else {
-                until.min(UPKEEP)
+                until.min(LOOK_EVERY)
             });
         }
     };
@@ -56,47 +57,44 @@ fn told<T>(outcome: Result<T, sysinfo::Error>) -> Option<T> {
 
 struct Host {
     system: System,
-    cpu: Gauge,
-    memory_used: Gauge,
-    memory_available: Gauge,
-    memory_utilization: Gauge,
-    disk_usage: Gauge,
-    disk_available: Gauge,
-    disk_utilization: Gauge,
+    cpu: Metric,
+    memory_used: Metric,
+    memory_available: Metric,
+    memory_utilization: Metric,
+    disk_usage: Metric,
+    disk_available: Metric,
+    disk_utilization: Metric,
 }
 
 impl Host {
-    fn new() -> Result<Self, sysinfo::Error> {
-        let gauge = |name: &'static str, unit: Unit, word: &str| {
-            let help = format!("Torchserve prometheus gauge metric with unit: {word}");
-            describe_gauge!(name, unit, help);
-            gauge!(name, "Level" => "Host", "Hostname" => hostname())
-        };
+    fn new(metrics: &Metrics) -> Result<Self, sysinfo::Error> {
         let mut system = System::new()?;
         // A utilisation is of a span of time: this is its beginning.
         system.refresh_cpu_usage();
         std::thread::sleep(sysinfo::MINIMUM_CPU_UPDATE_INTERVAL);
+        let hostname = hostname();
+        let gauge = |what: &'static Builtin| metrics.builtin(what, &["Host", &hostname]);
         Ok(Self {
             system,
-            cpu: gauge("CPUUtilization", Unit::Percent, "Percent"),
-            memory_used: gauge("MemoryUsed", Unit::Mebibytes, "Megabytes"),
-            memory_available: gauge("MemoryAvailable", Unit::Mebibytes, "Megabytes"),
-            memory_utilization: gauge("MemoryUtilization", Unit::Percent, "Percent"),
-            disk_usage: gauge("DiskUsage", Unit::Gibibytes, "Gigabytes"),
-            disk_available: gauge("DiskAvailable", Unit::Gibibytes, "Gigabytes"),
-            disk_utilization: gauge("DiskUtilization", Unit::Percent, "Percent"),
+            cpu: gauge(&names::CPU_UTILIZATION),
+            memory_used: gauge(&names::MEMORY_USED),
+            memory_available: gauge(&names::MEMORY_AVAILABLE),
+            memory_utilization: gauge(&names::MEMORY_UTILIZATION),
+            disk_usage: gauge(&names::DISK_USAGE),
+            disk_available: gauge(&names::DISK_AVAILABLE),
+            disk_utilization: gauge(&names::DISK_UTILIZATION),
         })
     }
 
     fn collect(&mut self) -> Result<(), sysinfo::Error> {
         self.system.refresh_cpu_usage();
         self.system.refresh_memory();
-        self.cpu.set(f64::from(self.system.global_cpu_usage()));
+        self.cpu.record(f64::from(self.system.global_cpu_usage()));
         let (total, available) = (self.system.total_memory(), self.system.available_memory());
         let used = total.saturating_sub(available);
-        self.memory_used.set(scaled(used, 20));
-        self.memory_available.set(scaled(available, 20));
-        self.memory_utilization.set(share(used, total));
+        self.memory_used.record(scaled(used, 20));
+        self.memory_available.record(scaled(available, 20));
+        self.memory_utilization.record(share(used, total));
         let disks = Disks::new_with_refreshed_list()?;
         if let Some(root) = disks
             .iter()
@@ -104,9 +102,9 @@ impl Host {
         {
             let (total, available) = (root.total_space(), root.available_space());
             let used = total.saturating_sub(available);
-            self.disk_usage.set(scaled(used, 30));
-            self.disk_available.set(scaled(available, 30));
-            self.disk_utilization.set(share(used, total));
+            self.disk_usage.record(scaled(used, 30));
+            self.disk_available.record(scaled(available, 30));
+            self.disk_utilization.record(share(used, total));
         }
         Ok(())
     }

@@ -10,6 +10,8 @@ use ureq::Agent;
 use ureq::http::Method;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
+use crate::Page;
+
 /// What the server answered.
 #[derive(Debug)]
 pub struct Answer {
@@ -39,6 +41,12 @@ impl Answer {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("not JSON ({error}): {}", self.text()))
+    }
+
+    /// The body as a page of metrics; fails unless that is well-formed.
+    pub fn page(&self) -> Page {
+        let text = self.text();
+        Page::parse(&text).unwrap_or_else(|reason| panic!("{reason}\n{text}"))
     }
 
     /// Fails unless the status is this one; returns itself.
@@ -126,11 +134,17 @@ impl Request {
         let mut opened = self.open()?;
         let mut body = Vec::new();
         opened.body.read_to_end(&mut body)?;
-        Ok(Answer {
+        let answer = Answer {
             status: opened.status,
             headers: opened.headers,
             body,
-        })
+        };
+        // Whichever test asks for it, a page of metrics is well-formed.
+        let kind = answer.header("content-type");
+        if kind.is_some_and(|kind| kind.starts_with("text/plain; version=0.0.4")) {
+            answer.page();
+        }
+        Ok(answer)
     }
 
     /// Sends it and returns with the head of the answer; the body is the test's to read, and

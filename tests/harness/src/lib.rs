@@ -14,10 +14,12 @@
 
 mod client;
 mod origin;
+mod page;
 mod server;
 
 pub use client::{Answer, Opened, Request};
 pub use origin::{Asked, Origin, write_answer, write_head};
+pub use page::Page;
 pub use server::{Background, Ran, Running, Server};
 
 /// Runs a test of each of these at the same time: for those that mostly wait.

@@ -9,17 +9,25 @@ use ts_house::{assert_none, files, read};
 /// in docs/architecture.md.
 const LAYERS: &[(&str, &[&str])] = &[
     ("ts-types", &[]),
+    ("ts-metrics", &[]),
     ("ts-archive", &["ts-types"]),
     ("ts-wire", &["ts-types"]),
     ("ts-host", &["ts-types", "ts-wire"]),
     ("ts-plugin", &["ts-types", "ts-wire", "ts-host"]),
     (
         "ts-serving",
-        &["ts-types", "ts-archive", "ts-wire", "ts-host"],
+        &["ts-types", "ts-metrics", "ts-archive", "ts-wire", "ts-host"],
     ),
     (
         "ts-server",
-        &["ts-types", "ts-archive", "ts-wire", "ts-host", "ts-serving"],
+        &[
+            "ts-types",
+            "ts-metrics",
+            "ts-archive",
+            "ts-wire",
+            "ts-host",
+            "ts-serving",
+        ],
     ),
     ("ts-archiver", &["ts-types", "ts-archive"]),
     ("ts-test", &["ts-types", "ts-archive"]),

@@ -12,8 +12,6 @@ Not covered yet, with the part of the server that they wait for:
 - log files: test_metrics' five files, `LOG_LOCATION` and `METRICS_LOCATION` apart from snapshots;
   `logs/model_log.log` of test_torch_compile and test_handler_traceback_logging, whose lines are
   looked for in the output instead.
-- metrics files, modes and `metrics.yaml`: all else of test_metrics and test_metrics_kf, the metrics
-  lines of postman/inference.
 - workflows: postman/workflow, workflow_inference, those of test_token_authorization,
   workflow-archiver/integ.
 - `torchrun`: test_parallelism.

@@ -7,7 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ts_host::{Backend, Batch, BatchItem, BatchResult, Output};
-use ts_wire::frame::{Exchange, LoadFailure, LoadFailureKind, LoadModel, LoadedModel};
+use ts_wire::frame::{Exchange, LoadFailure, LoadFailureKind, LoadModel, LoadedModel, MetricKind};
 
 use super::interpreter::PythonThread;
 use super::{convert, output, raised};
@@ -175,6 +175,15 @@ fn spec<'py>(py: Python<'py>, model: &LoadModel) -> PyResult<Bound<'py, PyDict>>
     let headers = &model.sequence_headers;
     let headers = (&headers.id, &headers.start, &headers.end);
     spec.set_item("sequence_headers", headers)?;
+    let declared = model.declared_metrics.iter().map(|metric| {
+        let kind = match metric.kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+        };
+        (&metric.name, kind, &metric.unit, &metric.dimensions)
+    });
+    spec.set_item("declared_metrics", declared.collect::<Vec<_>>())?;
     spec.set_item("intra_op_threads", model.intra_op_threads)?;
     // A host serves one model version, so its working folder may be the model's.
     spec.set_item("change_dir", true)?;

@@ -140,8 +140,8 @@ fn body(value: Bound<'_, PyAny>) -> PyResult<Bytes> {
     }
 }
 
-/// Metrics: `(name, value, unit, kind, dimensions, request ids)`. The ids are for logs, not for
-/// the wire.
+/// Metrics: `(name, value, unit, kind, dimensions, request ids)`. The ids are for
+/// the log.
 fn metrics(list: &Bound<'_, PyAny>) -> PyResult<Vec<Metric>> {
     let list = list.cast::<PyList>()?;
     let mut metrics = Vec::with_capacity(list.len());
@@ -166,6 +166,7 @@ fn metrics(list: &Bound<'_, PyAny>) -> PyResult<Vec<Metric>> {
             unit: text(&emitted.get_item(2)?)?,
             kind,
             dimensions: pairs(&emitted.get_item(4)?)?,
+            request_ids: text(&emitted.get_item(5)?)?,
         });
     }
     Ok(metrics)

@@ -103,6 +103,7 @@ pub(crate) fn model(source: &str) -> Model {
         intra_op_threads: INTRA_OP_THREADS,
         server_version: "0.1.0".to_owned(),
         sequence_headers: SequenceHeaders::default(),
+        declared_metrics: Vec::new(),
         max_response_bytes: LIMIT,
         echo: EchoBehaviour::default(),
     };

@@ -273,7 +273,7 @@ impl Dispatcher {
                                     }
                                 }
                             }
-                            self.record(&done.metrics, heard);
+                            self.record(&done.metrics, 1, heard);
                         }
                     }
                     _ => return Err(WireError::Malformed("words that answer no request")),

@@ -7,12 +7,13 @@
 
 use std::io;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
+use ts_metrics::Metric;
 use ts_types::{Isolation, with_causes};
 use ts_wire::frame::{
     LoadFailureKind, LoadModel, LoadedModel, RunFailure, WorkerReply, WorkerRequest,
@@ -20,6 +21,8 @@ use ts_wire::frame::{
 use ts_wire::{Channel, Departures, WireError};
 
 use crate::error::{ServingError, StartFailure};
+use crate::handler_metrics::PrintedMetrics;
+use crate::metrics;
 use crate::pool::devices::{DeviceLease, core_share};
 use crate::pool::exchange;
 use crate::pool::hosts::{Host, HostLease, HostStartError, NewHost, thread_variables};
@@ -145,6 +148,9 @@ pub(super) struct Worker {
     /// Tells it of callers that have left.
     pub(super) departures: Departures,
     pub(super) model: LoadedModel,
+    /// How long that took, on the page as long as the worker lives.
+    #[expect(dead_code, reason = "held for its drop")]
+    load_time: Metric,
 }
 
 /// Why a worker takes no more batches.
@@ -378,9 +384,8 @@ impl Dispatcher {
         self.control.ready.store(true, Ordering::SeqCst);
         self.publish
             .send_modify(|status| status.phase = Phase::Ready);
-        self.spec
-            .metrics
-            .worker_loaded(&self.name(), began.elapsed());
+        let metrics = &self.spec.surroundings.metrics;
+        let load_time = metrics::worker_loaded(metrics, &self.name(), began.elapsed());
         tracing::info!(
             worker = self.name(),
             pid = host.pid(),
@@ -392,6 +397,7 @@ impl Dispatcher {
             channel,
             departures,
             model,
+            load_time,
         })
     }
 
@@ -542,7 +548,11 @@ impl Dispatcher {
         let limits = self.spec.limits.read().hosts;
         let host = host.confine(&self.spec.surroundings.confinement, limits)?;
         let spec = Arc::downgrade(&self.spec);
-        let host = host.watch(ModelLog { name: self.name() }, move || {
+        let log = ModelLog {
+            name: self.name(),
+            metrics: PrintedMetrics(Weak::clone(&spec)),
+        };
+        let host = host.watch(log, move || {
             if let Some(spec) = spec.upgrade() {
                 spec.queue.wake_all();
             }

@@ -396,7 +396,7 @@ impl Dispatcher {
                     };
                     *unsuccessful = 0;
                     self.answered();
-                    self.record(&metrics, answered);
+                    self.record(&metrics, held.len(), answered);
                     return Ok(Some(Round {
                         held,
                         ran: Ran {
@@ -516,10 +516,12 @@ impl Dispatcher {
     }
 
     /// Records what a handler measured, and what the dispatcher added once its worker had answered.
-    pub(super) fn record(&self, events: &[MetricEvent<'_>], answered: Instant) {
-        let model = &self.spec.model;
-        self.spec.surroundings.handler_metrics.record(model, events);
-        self.spec.metrics.batch_done(answered.elapsed());
+    pub(super) fn record(&self, events: &[MetricEvent<'_>], size: usize, answered: Instant) {
+        let (spec, surroundings) = (&self.spec, &self.spec.surroundings);
+        let handlers = &surroundings.handler_metrics;
+        handlers.record(&spec.metrics.owner, &spec.model, events);
+        let core = &surroundings.core_metrics;
+        spec.metrics.batch_done(core, size, answered.elapsed());
     }
 }
 

@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use crate::handler_metrics::PrintedMetrics;
+
 /// A longer line is cut here, so that a handler that never ends one costs no more memory.
 const MAX_LINE_BYTES: usize = 16 << 10;
 
@@ -18,6 +20,8 @@ const MAX_AFTER_END_BYTES: usize = 1 << 20;
 pub(crate) struct ModelLog {
     /// As in `W-9000-mnist_1.0`; several workers that share a host share its lines.
     pub(crate) name: String,
+    /// Lines that are metrics go there.
+    pub(crate) metrics: PrintedMetrics,
 }
 
 struct Lines {
@@ -145,6 +149,10 @@ impl ModelLog {
         }
         let text = String::from_utf8_lossy(&lines.partial);
         let text = text.trim_end_matches('\r');
+        if lines.stream == "stdout" && self.metrics.take(text) {
+            lines.partial.clear();
+            return;
+        }
         // TorchServe's thread names, which log shippers parse (contract 11.2).
         if lines.stream == "stderr" {
             tracing::warn!(target: "MODEL_LOG", worker = %self.name, stream = lines.stream, "{text}");
@@ -178,6 +186,7 @@ mod tests {
         let stdout = child.stdout.take().map(OwnedFd::from);
         ModelLog {
             name: "W-9000-m_1.0".to_owned(),
+            metrics: PrintedMetrics::default(),
         }
         .copy(stdout, None, pidfd.as_fd());
         assert!(
@@ -201,6 +210,7 @@ mod tests {
         rustix::io::write(&write, &vec![b'x'; MAX_LINE_BYTES + 100]).unwrap();
         let log = ModelLog {
             name: "w".to_owned(),
+            metrics: PrintedMetrics::default(),
         };
         let mut buffer = vec![0; MAX_LINE_BYTES * 2];
         log.read(&mut lines, &mut buffer);

@@ -26,6 +26,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
+use ts_metrics::Metrics;
 use ts_types::{Isolation, ModelLimits, ModelName, Scheduling, Version};
 use ts_wire::frame::{BackendKind, Exchange, LoadModel, PythonPlaces};
 
@@ -34,7 +35,7 @@ use crate::config::{HostConfig, ServingConfig};
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
 use crate::management::{LiveLimits, WorkerDescription};
-use crate::metrics::ModelMetrics;
+use crate::metrics::{CoreMetrics, ModelMetrics, WorkerStates};
 use crate::order::Order;
 use crate::pool::children::Children;
 use crate::pool::devices::{Devices, PoolDevices};
@@ -60,6 +61,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What all pools of a server share.
 pub(crate) struct Surroundings {
     pub(crate) hosts: HostConfig,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) core_metrics: CoreMetrics,
     pub(crate) handler_metrics: HandlerMetrics,
     pub(crate) resources: Arc<Resources>,
     devices: Arc<Devices>,
@@ -82,7 +85,12 @@ impl Surroundings {
             devices: Devices::new(hosts.devices.clone()),
             hosts,
             resources: Arc::new(Resources::new(&config.resources)),
-            handler_metrics: HandlerMetrics::new(),
+            metrics: Arc::clone(&config.metrics),
+            core_metrics: CoreMetrics::new(&config.metrics),
+            handler_metrics: HandlerMetrics::new(
+                Arc::clone(&config.metrics),
+                &config.handler_metrics,
+            ),
             next_worker: AtomicU32::new(FIRST_WORKER_ID),
             python: Mutex::new(None),
         }
@@ -164,7 +172,7 @@ impl PoolSpec {
         let queue = Queue::new(rules, Arc::clone(&surroundings.resources));
         queue.spread_over(limits.min_workers);
         Self {
-            metrics: ModelMetrics::new(&name, &version),
+            metrics: ModelMetrics::new(&surroundings.metrics, &name, &version),
             model: name,
             version,
             isolation,
@@ -218,6 +226,23 @@ impl PoolSpec {
             ),
             _ => Ok(()),
         }
+    }
+}
+
+impl PoolSpec {
+    /// The version is gone, and so are its series.
+    fn retire_metrics(&self) {
+        self.metrics.retire();
+        self.surroundings
+            .handler_metrics
+            .forget(&self.metrics.owner);
+    }
+}
+
+impl Drop for PoolSpec {
+    fn drop(&mut self) {
+        // Of a version that was never published too.
+        self.retire_metrics();
     }
 }
 
@@ -445,6 +470,7 @@ impl Pool {
             .fail_waiting(|job| ServingError::Unregistered {
                 model: job.request.model.clone(),
             });
+        self.spec().retire_metrics();
         gone
     }
 
@@ -456,6 +482,22 @@ impl Pool {
     /// Why the last worker that the load asked for did not come up.
     pub(crate) fn growth_failure(&self) -> Option<String> {
         self.slots.lock().growth_failure.clone()
+    }
+
+    /// Brings the gauges of its queue and its workers up to date.
+    pub(crate) fn observe(&self) {
+        let mut workers = WorkerStates::default();
+        for slot in &self.slots.lock().list {
+            match slot.phase() {
+                Phase::Starting => workers.starting += 1,
+                Phase::Ready => workers.ready += 1,
+                Phase::Waiting => workers.waiting += 1,
+                Phase::GivenUp => workers.given_up += 1,
+                Phase::Stopped => {}
+            }
+        }
+        let (waiting, _) = self.spec().queue.occupancy();
+        self.spec().metrics.observe(waiting, workers);
     }
 
     /// What describe-model shows.

@@ -21,6 +21,7 @@ use ts_wire::frame::{ForkedSetup, PythonPlaces, ZygoteReply, ZygoteRequest};
 use ts_wire::{Channel, WireError};
 
 use crate::config::HostConfig;
+use crate::handler_metrics::PrintedMetrics;
 use crate::pool::children::Children;
 use crate::pool::hosts::{
     HostExit, HostLease, HostStartError, NewHost, control_channel, is_hidden, thread_variables,
@@ -265,6 +266,7 @@ impl Zygote {
             variables.push((name, "1".to_owned()));
         }
         let log = ModelLog {
+            metrics: PrintedMetrics::default(),
             name: "zygote".to_owned(),
         };
         let host = NewHost::exec(&self.config, &self.children, &variables)?.watch(log, || {})?;

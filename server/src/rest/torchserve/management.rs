@@ -16,6 +16,7 @@ use ts_types::{Isolation, Runtime, Urgency, Version};
 use crate::auth::{Action, TokenKind};
 use crate::rest::query::{self, Origin, Parameters};
 use crate::rest::{Edge, RestError, body, operations, respond};
+use crate::telemetry::Gpus;
 
 /// Entries of a page, at most and unless asked otherwise.
 const PAGE: i64 = 100;
@@ -364,7 +365,10 @@ pub(super) async fn describe(
         Some(version) => Which::One(Version::new(version)?),
     };
     let described = edge.management.describe(&model, &which)?;
-    let mut described: Vec<Described> = described.iter().map(Described::of).collect();
+    let mut described: Vec<Described> = described
+        .iter()
+        .map(|version| Described::of(version, &edge.gpus))
+        .collect();
     if !query.flag("customized", false) || which == Which::All {
         return Ok(respond::json(StatusCode::OK, &described));
     }
@@ -501,7 +505,7 @@ struct QueueStatus {
 }
 
 impl Described {
-    fn of(version: &Description) -> Self {
+    fn of(version: &Description, gpus: &Gpus) -> Self {
         let limits = &version.limits;
         let scheduling = &version.scheduling;
         let sequences = scheduling.sequences.as_ref();
@@ -546,7 +550,11 @@ impl Described {
                 .cpu_millis
                 .map(|millis| f64::from(millis) / 1000.0),
             limits_enforced_by: version.host_limits_by,
-            workers: version.workers.iter().map(DescribedWorker::of).collect(),
+            workers: version
+                .workers
+                .iter()
+                .map(|worker| DescribedWorker::of(worker, gpus))
+                .collect(),
             job_queue_status: QueueStatus {
                 remaining_capacity: version.remaining_capacity,
                 pending_requests: version.pending_requests,
@@ -557,7 +565,7 @@ impl Described {
 }
 
 impl DescribedWorker {
-    fn of(worker: &WorkerDescription) -> Self {
+    fn of(worker: &WorkerDescription, gpus: &Gpus) -> Self {
         let started = jiff::Timestamp::try_from(worker.started).unwrap_or_default();
         Self {
             id: worker.id.to_string(),
@@ -568,7 +576,7 @@ impl DescribedWorker {
             gpu: worker.device.is_some(),
             gpu_usage: worker
                 .device
-                .map_or_else(|| "N/A".to_owned(), |id| format!("gpuId::{id}")),
+                .map_or_else(|| "N/A".to_owned(), |id| gpus.tell(id)),
             isolation: worker.isolation,
             device: worker
                 .device
@@ -681,7 +689,7 @@ mod tests {
             generation: 1,
             last_failure: None,
         };
-        let json = serde_json::to_string(&DescribedWorker::of(&worker)).unwrap();
+        let json = serde_json::to_string(&DescribedWorker::of(&worker, &Gpus::default())).unwrap();
         let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":true,"gpuUsage":"gpuId::2","isolation":"process","device":"gpu:2","threads":4,"generation":1}"#;
         assert_eq!(json, expected);
     }
