@@ -66,8 +66,11 @@ pub(crate) fn serve(
 ) -> anyhow::Result<Server> {
     let mut builder = ServerBuilder::new()
         .workers(threads)
-        // There are fewer places than that, and those beyond them are told so.
-        .max_concurrent_connections(usize::MAX - 1)
+        // A few beyond the places: those are told that there is none. More of them at once would
+        // take the files that the server keeps for itself.
+        .max_concurrent_connections(
+            limits.max.unwrap_or(usize::MAX / 2) / threads + places::TOLD_AT_ONCE,
+        )
         .shutdown_timeout(drain.as_secs())
         .disable_signals();
     let shared = Shared {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use super::connection::Stream;
 
 /// Refused clients that are told why at one time; those beyond find their connection closed.
-const TOLD_AT_ONCE: usize = 32;
+pub(super) const TOLD_AT_ONCE: usize = 8;
 
 /// How long telling one may take.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
