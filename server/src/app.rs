@@ -15,7 +15,7 @@ use crate::settings::{Settings, raw::Raw};
 use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
-use crate::telemetry::{Exporter, Log, ResponseCounts, collect_host_metrics};
+use crate::telemetry::{Exporter, Log, LogFolders, ResponseCounts, collect_host_metrics};
 use crate::work_dir::{self, WorkDir};
 
 /// Connections that one thread serves at most.
@@ -41,6 +41,8 @@ pub(crate) struct Plan<'p> {
     pub(crate) snapshots: Option<Files>,
     /// Where temporary files go.
     pub(crate) temp_dir: PathBuf,
+    /// Where log files go.
+    pub(crate) log_folders: LogFolders,
 }
 
 /// Serves until told to stop.
@@ -48,7 +50,7 @@ pub(crate) struct Plan<'p> {
 /// # Errors
 /// The server cannot start.
 pub(crate) fn run(plan: Plan<'_>) -> anyhow::Result<()> {
-    let log = Log::start(&plan.settings.log_filter)?;
+    let log = Log::start(&plan.settings.logs, &plan.log_folders)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("background")
@@ -73,6 +75,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         restoring,
         snapshots,
         temp_dir,
+        log_folders: _,
     } = plan;
     tell_settings(raw, &settings, &temp_dir);
     for notice in &restoring.notices {
@@ -102,6 +105,8 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         min_compressed_bytes: settings.http.min_compressed_bytes,
         traffic: Traffic::new(ResponseCounts::new(), &settings.http.cors),
         exporter: exporter.clone(),
+        proxies: settings.trusted_proxies.clone(),
+        log_filter: log.filter(),
     });
     let whereabouts = listeners.whereabouts();
     let server = http_server(&edge, &settings, listeners)?;

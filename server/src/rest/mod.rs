@@ -8,6 +8,7 @@ mod error;
 mod events;
 mod openapi;
 mod operations;
+mod peer;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
@@ -23,12 +24,13 @@ use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
 
 pub(crate) use error::RestError;
+pub(crate) use peer::Proxies;
 pub(crate) use routes::Surface;
 pub(crate) use trace::Traffic;
 
 use crate::auth::Guard;
 use crate::listen::Surfaces;
-use crate::telemetry::{Exporter, RequestContext};
+use crate::telemetry::{Exporter, LogFilter, RequestContext};
 
 /// What endpoints work with; one for all threads.
 pub(crate) struct Edge {
@@ -48,6 +50,10 @@ pub(crate) struct Edge {
     pub(crate) traffic: Traffic,
     /// Metrics as text.
     pub(crate) exporter: Exporter,
+    /// Whose word on the address of a caller is believed.
+    pub(crate) proxies: Proxies,
+    /// What is logged.
+    pub(crate) log_filter: LogFilter,
 }
 
 impl Edge {

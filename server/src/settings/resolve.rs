@@ -13,7 +13,9 @@ use super::devices::{FoundDevice, VISIBLE, parse_ids, visible};
 use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, Kind, Raw, Written, break_missing, find};
 use super::{Address, SettingsError, StartupModels};
+use crate::rest::Proxies;
 use crate::snapshots;
+use crate::telemetry::{Format, LogSettings, MarkedLines, checked_filter};
 
 /// What the HTTP edge is told.
 #[derive(Debug, Clone)]
@@ -57,8 +59,10 @@ pub(crate) struct Settings {
     pub(crate) token_lifetime: Duration,
     /// How often metrics of the host are collected, unless that is switched off.
     pub(crate) host_metrics_every: Option<Duration>,
-    /// What is logged.
-    pub(crate) log_filter: String,
+    /// What is logged, and how.
+    pub(crate) logs: LogSettings,
+    /// Whose word on the address of a caller is believed.
+    pub(crate) trusted_proxies: Proxies,
     /// How long requests in work may take to finish when the server stops.
     pub(crate) drain_timeout: Duration,
     /// How long it goes on serving before that.
@@ -393,11 +397,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let token_lifetime = reader.minutes("token_expiration_min");
     let host_metrics = !reader.flag("disable_system_metrics");
     let interval = reader.seconds("metric_time_interval");
-    let log_filter = reader.value("log_filter", |text| {
-        tracing_subscriber::EnvFilter::try_new(text)
-            .map(|_| text.to_owned())
-            .map_err(|error| format!("`{text}`: {error}"))
-    });
+    let logs = read_logs(reader);
+    let trusted_proxies = reader.value("trusted_proxies", Proxies::parse);
     let drain_timeout = reader.seconds("drain_timeout");
     let shutdown_grace = reader.seconds("shutdown_grace");
     Some(Settings {
@@ -410,7 +411,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         token_authorization,
         token_lifetime,
         host_metrics_every: host_metrics.then_some(interval),
-        log_filter,
+        logs,
+        trusted_proxies,
         drain_timeout,
         shutdown_grace,
         any_url_allowed,
@@ -424,6 +426,26 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         resources,
         sequence_headers,
     })
+}
+
+fn read_logs(reader: &mut Reader<'_>) -> LogSettings {
+    LogSettings {
+        filter: reader.value("log_filter", checked_filter),
+        format: match reader.choice("log_format", &["plain", "json"]).as_deref() {
+            Some("json") => Format::Json,
+            _ => Format::Plain,
+        },
+        marked: match reader
+            .choice("log_request_ids", &["none", "server", "all"])
+            .as_deref()
+        {
+            Some("none") => MarkedLines::None,
+            Some("all") => MarkedLines::All,
+            _ => MarkedLines::Server,
+        },
+        max_file_bytes: reader.whole("log_file_size"),
+        files_kept: reader.size("log_files_kept"),
+    }
 }
 
 /// The expression, for the whole of a text.
@@ -659,6 +681,8 @@ mod tests {
             "number_of_gpu" => "1",
             "devices" => "0",
             "log_filter" => "debug",
+            "log_request_ids" => "all",
+            "trusted_proxies" => "10.0.0.0/8",
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
             "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,

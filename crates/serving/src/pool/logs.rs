@@ -1,13 +1,32 @@
-//! What a host writes to its standard output and error, line by line into the model log.
+//! What a host writes to its standard output and error, record by record into the model log.
+//!
+//! A record is a line, or the lines that Python code has written in one go, which stay together
+//! whatever other hosts write. `handlers/ts/_runtime/logs.py` marks what a line cannot say itself:
+//! how many more lines belong to it, and which requests it was written for. Nothing depends on a
+//! mark being true: it names what stands in the log, and how long a record may wait is bounded.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// A longer line is cut here, so that a handler that never ends one costs no more memory.
 const MAX_LINE_BYTES: usize = 16 << 10;
+
+/// A longer record is told in parts.
+const MAX_RECORD_BYTES: usize = 64 << 10;
+
+/// Begins the line that a mark stands in: `<MARK><further lines>;<ids><MARK_END><text>`.
+const MARK: u8 = 0x1e;
+const MARK_END: u8 = 0x1f;
+
+/// Bytes that a mark may have.
+const MAX_MARK_BYTES: usize = 4 << 10;
+
+/// How long the rest of a record is waited for. Python writes all of it at once.
+const REST_WITHIN: Duration = Duration::from_millis(200);
 
 /// What is still read once the process has ended: a pipe holds no more of its own words, and a
 /// grandchild that goes on writing must not hold up the news of its end.
@@ -22,8 +41,34 @@ pub(crate) struct ModelLog {
 
 struct Lines {
     pipe: Option<OwnedFd>,
+    /// The line that is being read.
     partial: Vec<u8>,
+    /// A part of that line is told already.
+    is_cut: bool,
+    /// Complete lines of the record.
+    record: String,
+    /// Lines that belong to it and have not come.
+    more: usize,
+    /// When the last of it came.
+    read: Instant,
+    /// The requests that it is of.
+    request_id: String,
     stream: &'static str,
+}
+
+impl Lines {
+    fn new(pipe: Option<OwnedFd>, stream: &'static str) -> Self {
+        Self {
+            pipe,
+            partial: Vec::new(),
+            is_cut: false,
+            record: String::new(),
+            more: 0,
+            read: Instant::now(),
+            request_id: String::new(),
+            stream,
+        }
+    }
 }
 
 impl ModelLog {
@@ -34,12 +79,7 @@ impl ModelLog {
         stderr: Option<OwnedFd>,
         process: BorrowedFd<'_>,
     ) {
-        let lines = |pipe, stream| Lines {
-            pipe,
-            partial: Vec::new(),
-            stream,
-        };
-        let mut streams = [lines(stdout, "stdout"), lines(stderr, "stderr")];
+        let mut streams = [Lines::new(stdout, "stdout"), Lines::new(stderr, "stderr")];
         let mut buffer = vec![0; 16 << 10];
         let mut process_ended = false;
         let mut after_end = 0;
@@ -56,6 +96,10 @@ impl ModelLog {
                 break;
             }
             for (lines, readable) in streams.iter_mut().zip(readable) {
+                if lines.more > 0 && lines.read.elapsed() >= REST_WITHIN {
+                    // What was said to follow does not.
+                    self.tell(lines);
+                }
                 if readable {
                     after_end += usize::from(process_ended) * self.read(lines, &mut buffer);
                 }
@@ -66,6 +110,7 @@ impl ModelLog {
         }
         for lines in &mut streams {
             self.end_line(lines);
+            self.tell(lines);
         }
     }
 
@@ -83,15 +128,17 @@ impl ModelLog {
                 owner.push(index);
             }
         }
-        let mut timeout = None;
+        let is_open = streams.iter().any(|lines| lines.more > 0);
+        let mut timeout = is_open.then_some(REST_WITHIN);
         if *process_ended {
-            timeout = Some(rustix::event::Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            });
+            timeout = Some(Duration::ZERO);
         } else {
             watched.push(PollFd::from_borrowed_fd(process, PollFlags::IN));
         }
+        let timeout = timeout.map(|limit| Timespec {
+            tv_sec: 0,
+            tv_nsec: limit.subsec_nanos().into(),
+        });
         loop {
             match poll(&mut watched, timeout.as_ref()) {
                 Ok(_) => break,
@@ -122,6 +169,7 @@ impl ModelLog {
                 0
             }
             Ok(count) => {
+                lines.read = Instant::now();
                 for piece in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
                     match piece.strip_suffix(b"\n") {
                         Some(end) => {
@@ -131,7 +179,7 @@ impl ModelLog {
                         None => lines.partial.extend_from_slice(piece),
                     }
                     if lines.partial.len() >= MAX_LINE_BYTES {
-                        self.end_line(lines);
+                        self.cut_line(lines);
                     }
                 }
                 count
@@ -139,20 +187,86 @@ impl ModelLog {
         }
     }
 
+    /// A line has come to its end.
     fn end_line(&self, lines: &mut Lines) {
-        if lines.partial.is_empty() {
+        if lines.partial.is_empty() && lines.more == 0 {
+            lines.is_cut = false;
             return;
         }
-        let text = String::from_utf8_lossy(&lines.partial);
-        let text = text.trim_end_matches('\r');
-        // TorchServe's thread names, which log shippers parse (contract 11.2).
-        if lines.stream == "stderr" {
-            tracing::warn!(target: "MODEL_LOG", worker = %self.name, stream = lines.stream, "{text}");
-        } else {
-            tracing::info!(target: "MODEL_LOG", worker = %self.name, stream = lines.stream, "{text}");
+        let begins = !lines.is_cut && lines.more == 0;
+        take_partial(lines, begins);
+        lines.is_cut = false;
+        // A mark says how many follow, and is none of them itself.
+        if !begins && lines.more > 0 {
+            lines.more -= 1;
         }
-        lines.partial.clear();
+        if lines.more == 0 {
+            self.tell(lines);
+        } else if lines.record.len() > MAX_RECORD_BYTES {
+            self.tell_part(lines);
+        } else {
+            lines.record.push('\n');
+        }
     }
+
+    /// A line is too long to wait for its end.
+    fn cut_line(&self, lines: &mut Lines) {
+        let begins = !lines.is_cut && lines.more == 0;
+        take_partial(lines, begins);
+        lines.is_cut = true;
+        self.tell_part(lines);
+    }
+
+    fn tell(&self, lines: &mut Lines) {
+        self.tell_part(lines);
+        lines.more = 0;
+        lines.request_id.clear();
+    }
+
+    fn tell_part(&self, lines: &mut Lines) {
+        let text = lines.record.trim_end_matches(['\r', '\n']);
+        let (worker, stream, request_id) = (&self.name, lines.stream, &lines.request_id);
+        if text.is_empty() {
+        } else if stream == "stderr" {
+            tracing::warn!(target: "MODEL_LOG", worker, stream, request_id, "{text}");
+        } else {
+            tracing::info!(target: "MODEL_LOG", worker, stream, request_id, "{text}");
+        }
+        lines.record.clear();
+    }
+}
+
+/// Moves what was read of a line into the record, and what its mark says beside it.
+fn take_partial(lines: &mut Lines, begins: bool) {
+    let mut text = &lines.partial[..];
+    if begins && let Some((more, request_id, rest)) = marked(text) {
+        lines.more = more;
+        lines.request_id.push_str(request_id);
+        text = rest;
+    }
+    let text = String::from_utf8_lossy(text);
+    // As for Java's readers of lines, a carriage return ends one: progress bars have nothing else.
+    lines
+        .record
+        .push_str(&text.replace("\r\n", "\n").replace('\r', "\n"));
+    lines.partial.clear();
+}
+
+/// What the mark of a line says, if it has one: how many lines follow, the ids of requests, and
+/// the text behind it. Whoever forges one can only say something of a line of its own.
+fn marked(line: &[u8]) -> Option<(usize, &str, &[u8])> {
+    let rest = line.strip_prefix(&[MARK])?;
+    let end = rest
+        .iter()
+        .take(MAX_MARK_BYTES)
+        .position(|byte| *byte == MARK_END)?;
+    let (more, ids) = str::from_utf8(&rest[..end]).ok()?.split_once(';')?;
+    let more = more.parse().ok()?;
+    // Those of `RequestId`, and a comma between them.
+    let is_id = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~+=@,".contains(&byte);
+    ids.bytes()
+        .all(is_id)
+        .then_some((more, ids, &rest[end + 1..]))
 }
 
 #[cfg(test)]
@@ -191,11 +305,7 @@ mod tests {
 
     #[test]
     fn a_line_that_never_ends_is_cut() {
-        let mut lines = Lines {
-            pipe: None,
-            partial: Vec::new(),
-            stream: "stdout",
-        };
+        let mut lines = Lines::new(None, "stdout");
         let (read, write) = rustix::pipe::pipe().unwrap();
         lines.pipe = Some(read);
         rustix::io::write(&write, &vec![b'x'; MAX_LINE_BYTES + 100]).unwrap();
