@@ -11,6 +11,7 @@ mod command_line;
 mod continuous;
 mod hosts;
 mod limits;
+mod logs;
 mod malformed;
 mod management;
 mod metrics;

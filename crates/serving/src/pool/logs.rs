@@ -189,17 +189,9 @@ impl ModelLog {
 
     /// A line has come to its end.
     fn end_line(&self, lines: &mut Lines) {
-        if lines.partial.is_empty() && lines.more == 0 {
-            lines.is_cut = false;
-            return;
-        }
-        let begins = !lines.is_cut && lines.more == 0;
-        take_partial(lines, begins);
+        let follows = self.take_partial(lines);
         lines.is_cut = false;
-        // A mark says how many follow, and is none of them itself.
-        if !begins && lines.more > 0 {
-            lines.more -= 1;
-        }
+        lines.more = lines.more.saturating_sub(usize::from(follows));
         if lines.more == 0 {
             self.tell(lines);
         } else if lines.record.len() > MAX_RECORD_BYTES {
@@ -211,10 +203,31 @@ impl ModelLog {
 
     /// A line is too long to wait for its end.
     fn cut_line(&self, lines: &mut Lines) {
-        let begins = !lines.is_cut && lines.more == 0;
-        take_partial(lines, begins);
+        self.take_partial(lines);
         lines.is_cut = true;
         self.tell_part(lines);
+    }
+
+    /// Moves what was read of a line into the record, and what its mark says beside it. Returns
+    /// whether the line is one of those that were said to follow.
+    fn take_partial(&self, lines: &mut Lines) -> bool {
+        let partial = std::mem::take(&mut lines.partial);
+        let mut text = &partial[..];
+        let mark = if lines.is_cut { None } else { marked(text) };
+        let begins = mark.is_some();
+        if let Some((more, request_id, rest)) = mark {
+            // One whose rest has not come is over.
+            self.tell(lines);
+            lines.more = more;
+            lines.request_id.push_str(request_id);
+            text = rest;
+        }
+        let text = String::from_utf8_lossy(text.strip_suffix(b"\r").unwrap_or(text));
+        // As for Java's readers of lines it ends one: progress bars have nothing else.
+        lines.record.push_str(&text.replace('\r', "\n"));
+        lines.partial = partial;
+        lines.partial.clear();
+        !begins
     }
 
     fn tell(&self, lines: &mut Lines) {
@@ -224,32 +237,19 @@ impl ModelLog {
     }
 
     fn tell_part(&self, lines: &mut Lines) {
-        let text = lines.record.trim_end_matches(['\r', '\n']);
+        let text = lines.record.trim_end_matches('\n');
         let (worker, stream, request_id) = (&self.name, lines.stream, &lines.request_id);
-        if text.is_empty() {
-        } else if stream == "stderr" {
-            tracing::warn!(target: "MODEL_LOG", worker, stream, request_id, "{text}");
-        } else {
-            tracing::info!(target: "MODEL_LOG", worker, stream, request_id, "{text}");
+        match (text, stream) {
+            ("", _) => {}
+            (text, "stderr") => {
+                tracing::warn!(target: "MODEL_LOG", worker, stream, request_id, "{text}");
+            }
+            (text, _) => {
+                tracing::info!(target: "MODEL_LOG", worker, stream, request_id, "{text}");
+            }
         }
         lines.record.clear();
     }
-}
-
-/// Moves what was read of a line into the record, and what its mark says beside it.
-fn take_partial(lines: &mut Lines, begins: bool) {
-    let mut text = &lines.partial[..];
-    if begins && let Some((more, request_id, rest)) = marked(text) {
-        lines.more = more;
-        lines.request_id.push_str(request_id);
-        text = rest;
-    }
-    let text = String::from_utf8_lossy(text);
-    // As for Java's readers of lines, a carriage return ends one: progress bars have nothing else.
-    lines
-        .record
-        .push_str(&text.replace("\r\n", "\n").replace('\r', "\n"));
-    lines.partial.clear();
 }
 
 /// What the mark of a line says, if it has one: how many lines follow, the ids of requests, and
@@ -301,6 +301,63 @@ mod tests {
         // The grandchild too.
         rustix::process::kill_process_group(pid, Signal::KILL).unwrap();
         child.wait().unwrap();
+    }
+
+    /// What becomes of bytes that come in these pieces, as the state after each, and the end.
+    fn read(pieces: &[&[u8]]) -> (Lines, Vec<(usize, String, String)>) {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let mut lines = Lines::new(Some(read), "stdout");
+        let log = ModelLog {
+            name: "w".to_owned(),
+        };
+        let mut seen = Vec::new();
+        for piece in pieces {
+            rustix::io::write(&write, piece).unwrap();
+            log.read(&mut lines, &mut vec![0; 1 << 10]);
+            seen.push((lines.more, lines.request_id.clone(), lines.record.clone()));
+        }
+        (lines, seen)
+    }
+
+    #[test]
+    fn lines_of_one_record_are_held_until_all_of_it_is_there() {
+        let (_, seen) = read(&[b"\x1e2;a,b\x1fone\n", b"two\nthr", b"ee\nplain\n"]);
+        let state = |more, ids: &str, text: &str| (more, ids.to_owned(), text.to_owned());
+        assert_eq!(seen[0], state(2, "a,b", "one\n"));
+        assert_eq!(seen[1], state(1, "a,b", "one\ntwo\n"));
+        assert_eq!(seen[2], state(0, "", ""));
+    }
+
+    #[test]
+    fn a_mark_that_says_what_is_not_so_holds_nothing_up() {
+        let (_, seen) = read(&[b"\x1e999999999;a\x1fx\n", b"\x1e0;b\x1fnext\n"]);
+        assert_eq!((seen[0].0, seen[1].0), (999_999_999, 0));
+        let mut many = vec![&b"\x1e999999999;a\x1fx\n"[..]];
+        let line = [&[b'x'; 900][..], b"\n"].concat();
+        many.extend(std::iter::repeat_n(&line[..], 200));
+        let (_, seen) = read(&many);
+        let most = seen.iter().map(|(_, _, record)| record.len()).max();
+        assert!(most.unwrap() <= MAX_RECORD_BYTES + MAX_LINE_BYTES);
+    }
+
+    #[test]
+    fn a_mark_is_only_what_python_would_write() {
+        let mark = |text: &'static str| marked(text.as_bytes());
+        assert_eq!(mark("\x1e1;\x1ftext"), Some((1, "", &b"text"[..])));
+        for text in [
+            "text",
+            "\x1e",
+            "\x1e1;a",
+            "\x1e-1;a\x1ft",
+            "\x1e1;a b\x1ft",
+            "\x1e1;a\n\x1ft",
+            "\x1e;\x1ft",
+            " \x1e1;a\x1ft",
+        ] {
+            assert_eq!(mark(text), None, "{text:?}");
+        }
+        let long = format!("\x1e0;{}\x1ft", "a".repeat(MAX_MARK_BYTES));
+        assert_eq!(marked(long.as_bytes()), None);
     }
 
     #[test]

@@ -100,7 +100,9 @@ fn a_file_of_an_earlier_day_is_put_aside_by_the_next_server() {
     let then = TimeZone::system()
         .to_timestamp(date(2026, 2, 28).at(12, 0, 0, 0))
         .unwrap();
-    file.set_modified(then.into()).unwrap();
+    let since = std::time::Duration::from_secs(then.as_second().unsigned_abs());
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH + since)
+        .unwrap();
     case.file.open = None;
     case.write("new\n");
     assert_eq!(case.text("ts_log.28-Feb.log"), "old\n");
