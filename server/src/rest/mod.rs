@@ -20,11 +20,13 @@ use std::sync::Arc;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpRequest, HttpResponse, web};
 use percent_encoding::percent_decode_str;
+use tracing::Instrument as _;
 use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
 
 pub(crate) use error::RestError;
 pub(crate) use peer::Proxies;
+use routes::Route;
 pub(crate) use routes::Surface;
 pub(crate) use trace::Traffic;
 
@@ -71,7 +73,12 @@ pub(crate) async fn serve(
 ) -> HttpResponse {
     let passage = edge.traffic.enter();
     let id = trace::request_id(&request);
-    let context = RequestContext { id: id.clone() };
+    let context = RequestContext {
+        id: id.clone(),
+        trace_parent: trace::trace_parent(&request)
+            .and_then(|value| value.to_str().ok())
+            .map(Arc::from),
+    };
     let work = async {
         let response = match answer(&edge, &request, payload, &id).await {
             Ok(response) => response,
@@ -104,5 +111,11 @@ async fn answer(
             .and_then(|v| v.to_str().ok())
     };
     edge.guard.check(route.action(), authorization)?;
-    torchserve::answer(edge, request, payload, id, route).await
+    let work = torchserve::answer(edge, request, payload, id, route);
+    if matches!(route, Route::Predict(_)) {
+        return work.await;
+    }
+    // Changes are made by tasks of their own, which have the span and not the context.
+    let span = tracing::error_span!("call", request_id = id.as_str());
+    work.instrument(span).await
 }

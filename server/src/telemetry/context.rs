@@ -1,5 +1,7 @@
 //! Which request the running code works for: what its log lines and spans are marked with.
 
+use std::sync::Arc;
+
 use ts_types::RequestId;
 
 tokio::task_local! {
@@ -11,6 +13,8 @@ tokio::task_local! {
 pub(crate) struct RequestContext {
     /// As the client sees it in `x-request-id`.
     pub(crate) id: RequestId,
+    /// The client's valid `traceparent`, if it sent one.
+    pub(crate) trace_parent: Option<Arc<str>>,
 }
 
 impl RequestContext {
@@ -22,6 +26,11 @@ impl RequestContext {
     /// Looks at the request that the caller runs on behalf of, if it does.
     pub(crate) fn with<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
         CURRENT.try_with(look).ok()
+    }
+
+    /// The id of the trace that it belongs to, in hexadecimal.
+    pub(crate) fn trace_id(&self) -> Option<&str> {
+        self.trace_parent.as_deref()?.split('-').nth(1)
     }
 }
 
@@ -35,7 +44,9 @@ mod tests {
         assert_eq!(id(), None);
         let context = RequestContext {
             id: RequestId::of_client("mine-1").unwrap(),
+            trace_parent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
         };
+        assert_eq!(context.trace_id(), Some("0af7651916cd43dd8448eb211c80319c"));
         let seen = context.scope(async { id() }).await;
         assert_eq!(seen.as_deref(), Some("mine-1"));
         assert_eq!(id(), None);

@@ -11,9 +11,6 @@ Not covered yet, with the part of the server that they wait for:
   covered over REST.
 - TLS: postman/https, https_kf and https_kfv2; the https halves of test_model_control_mode and
   test_token_authorization.
-- log files: test_metrics' five files, `LOG_LOCATION` and `METRICS_LOCATION` apart from snapshots;
-  `logs/model_log.log` of test_torch_compile and test_handler_traceback_logging, whose lines are
-  looked for in the output instead.
 - metrics files, modes and `metrics.yaml`: all else of test_metrics and test_metrics_kf, the metrics
   lines of postman/inference.
 - workflows: postman/workflow, workflow_inference, those of test_token_authorization,

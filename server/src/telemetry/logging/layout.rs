@@ -52,6 +52,11 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// Names the request, unless the event names one itself.
+    pub(super) fn request(&mut self, id: &str) {
+        self.fields.request_id.push_str(id);
+    }
+
     /// As its file has it.
     pub(super) fn for_file(&self) -> &[u8] {
         if self.brief.is_empty() {
@@ -78,6 +83,25 @@ struct Head<'h> {
     level: Level,
     logger: &'h str,
     thread: &'h str,
+}
+
+/// The request that a span is of: where a task of its own works for a request, its lines have the
+/// id from here.
+#[derive(Debug, Default)]
+pub(super) struct RequestOfSpan(pub(super) String);
+
+impl Visit for RequestOfSpan {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "request_id" {
+            let _infallible = write!(self.0, "{value:?}");
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "request_id" {
+            self.0.push_str(value);
+        }
+    }
 }
 
 /// Lays records out.
@@ -141,14 +165,24 @@ impl Layout {
         let book = record.fields.book.unwrap_or(Book::Server);
         // Lines of metrics have a form of their own, and ids are part of it.
         let is_metric = matches!(book, Book::ServerMetrics | Book::ModelMetrics);
-        if record.fields.request_id.is_empty() && !is_metric {
-            let id = &mut record.fields.request_id;
-            RequestContext::with(|context| id.push_str(context.id.as_str()));
+        if !is_metric {
+            let Fields {
+                request_id,
+                trace_id,
+                ..
+            } = &mut record.fields;
+            RequestContext::with(|context| {
+                if request_id.is_empty() {
+                    request_id.push_str(context.id.as_str());
+                }
+                trace_id.push_str(context.trace_id().unwrap_or_default());
+            });
         }
         match self.format {
             Format::Json => json(head, record),
             Format::Plain => {
                 let marked = match book {
+                    _ if is_metric => false,
                     Book::Model => self.marked == MarkedLines::All,
                     _ => self.marked != MarkedLines::None,
                 };
@@ -227,6 +261,7 @@ fn json(head: Head<'_>, record: &mut Record) {
     push_field(full, "message", &fields.message);
     for (name, text) in [
         ("request_id", &fields.request_id),
+        ("trace_id", &fields.trace_id),
         ("worker", worker),
         ("exception", &fields.exception),
     ] {
@@ -276,6 +311,7 @@ struct Fields {
     json: bool,
     message: String,
     request_id: String,
+    trace_id: String,
     worker: String,
     stream: String,
     exception: String,
@@ -291,6 +327,7 @@ impl Fields {
         for text in [
             &mut self.message,
             &mut self.request_id,
+            &mut self.trace_id,
             &mut self.worker,
             &mut self.stream,
             &mut self.exception,
@@ -317,6 +354,9 @@ impl Fields {
 
     fn record(&mut self, field: &Field, is_text: bool, value: fmt::Arguments<'_>) {
         let name = field.name();
+        if name == "request_id" {
+            self.request_id.clear();
+        }
         if self.book == Some(Book::Access) {
             self.record_access(name, value);
         }

@@ -20,12 +20,14 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use jiff::{Timestamp, tz::TimeZone};
+use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Registry, reload};
 
 use self::file::{Limits, LogFile, Moment, News};
-use self::layout::{Layout, Record};
+use self::layout::{Layout, Record, RequestOfSpan};
 use self::queue::{Lane, Queue};
 
 pub(crate) use self::filter::{LogFilter, checked as checked_filter};
@@ -328,10 +330,24 @@ thread_local! {
 /// The part of the subscriber that lays lines out.
 struct Logs(Arc<Sinks>);
 
-impl<S: Subscriber> Layer<S> for Logs {
-    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+impl<S: Subscriber + for<'l> LookupSpan<'l>> Layer<S> for Logs {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut request = RequestOfSpan::default();
+        attributes.record(&mut request);
+        if let (false, Some(span)) = (request.0.is_empty(), context.span(id)) {
+            span.extensions_mut().insert(request);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let log = |record: &mut Record| {
             let book = Book::of(event.metadata().target());
+            for span in context.event_scope(event).into_iter().flatten() {
+                if let Some(request) = span.extensions().get::<RequestOfSpan>() {
+                    record.request(&request.0);
+                    break;
+                }
+            }
             self.0.layout.event(event, Timestamp::now(), record);
             self.0.add(book, record);
             record.clear();

@@ -96,7 +96,10 @@ async fn lines_of_a_request_end_with_its_id() {
         (MarkedLines::All, true, true),
     ] {
         let sinks = sinks(Format::Plain, marked);
-        let context = RequestContext { id: id.clone() };
+        let context = RequestContext {
+            id: id.clone(),
+            trace_parent: None,
+        };
         let work = async {
             logged(&sinks, || {
                 access();
