@@ -31,6 +31,7 @@ fn sample(key: &Value, index: usize) -> String {
         ("number_of_gpu" | "devices", _) => "0".to_owned(),
         ("rate_limit_resources", _) => "gpu:1".to_owned(),
         ("log_filter", _) => "debug".to_owned(),
+        ("trusted_proxies", _) => "10.0.0.0/8".to_owned(),
         (_, "`true` or `false`") => (default != "true").to_string(),
         (_, kind) if kind.starts_with("`http:") => format!("http://127.0.0.1:{}", 7100 + index),
         (_, kind) if kind.starts_with('`') => kind.rsplit('`').nth(1).unwrap().to_owned(),
