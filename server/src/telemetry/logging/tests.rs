@@ -308,3 +308,34 @@ fn a_filter_with_a_slip_in_it_is_refused() {
         assert!(checked_filter(wrong).is_err(), "{wrong}");
     }
 }
+
+#[tokio::test]
+async fn a_task_of_its_own_has_the_id_from_its_span_and_json_the_trace_too() {
+    use crate::telemetry::RequestContext;
+    let plain = sinks(Format::Plain, MarkedLines::Server);
+    let (_, [_, _, ts_log, ts_metrics, _]) = logged(&plain, || {
+        let _entered = tracing::error_span!("call", request_id = "mine-1").entered();
+        tracing::warn!("of a task");
+        tracing::warn!(request_id = "its-own", "of a worker");
+        tracing::info!(target: "TS_METRICS", "a metric");
+    });
+    assert!(ts_log.contains("of a task request_id=mine-1\n"), "{ts_log}");
+    assert!(
+        ts_log.contains("of a worker request_id=its-own\n"),
+        "{ts_log}"
+    );
+    assert!(ts_metrics.ends_with("a metric\n"), "{ts_metrics}");
+    let json = sinks(Format::Json, MarkedLines::None);
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let context = RequestContext {
+        id: ts_types::RequestId::of_client("mine-2").unwrap(),
+        trace_parent: Some(format!("00-{trace}-b7ad6b7169203331-01").into()),
+    };
+    let work = async { logged(&json, || tracing::warn!("told")) };
+    let (console, _) = context.scope(work).await;
+    let line: serde_json::Value = serde_json::from_str(&console).unwrap();
+    assert_eq!(
+        (&line["request_id"], &line["trace_id"]),
+        (&"mine-2".into(), &trace.into())
+    );
+}
