@@ -20,7 +20,8 @@ use crate::shutdown::{self, Signals};
 use crate::snapshots::{Files, Restoring};
 use crate::startup;
 use crate::telemetry::{
-    Declared, Gpus, Library, Log, MetricLog, ResponseCounts, Traces, collect_host_metrics,
+    Declared, Gpus, Library, Log, LogFolders, MetricLog, ResponseCounts, Traces,
+    collect_host_metrics,
 };
 use crate::tls::Tls;
 use crate::transport;
@@ -42,6 +43,8 @@ pub(crate) struct Plan<'p> {
     pub(crate) snapshots: Option<Files>,
     /// Where temporary files go.
     pub(crate) temp_dir: PathBuf,
+    /// Where log files go.
+    pub(crate) log_folders: LogFolders,
 }
 
 /// Serves until told to stop.
@@ -49,7 +52,7 @@ pub(crate) struct Plan<'p> {
 /// # Errors
 /// The server cannot start.
 pub(crate) fn run(plan: Plan<'_>) -> anyhow::Result<()> {
-    let log = Log::start(&plan.settings.log_filter)?;
+    let log = Log::start(&plan.settings.logs, &plan.log_folders)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("background")
@@ -75,6 +78,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         restoring,
         snapshots,
         temp_dir,
+        log_folders: _,
     } = plan;
     tell_settings(raw, &settings, &temp_dir);
     for notice in &restoring.notices {
@@ -128,6 +132,8 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         metrics: Arc::clone(&metrics),
         gpus: Arc::clone(&gpus),
         traces: Traces::start(environment),
+        proxies: settings.trusted_proxies.clone(),
+        log_filter: log.filter(),
     });
     let whereabouts = listeners.whereabouts();
     for listener in &listeners.all {

@@ -61,7 +61,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MODEL", num_args = 1.., action = ArgAction::Set)]
     pub(crate) models: Vec<String>,
 
-    /// Log4j configuration of TorchServe; accepted and not evaluated
+    /// Log4j configuration of TorchServe; the levels of its loggers count
     #[arg(long, value_parser = path(), value_name = "FILE")]
     pub(crate) log_config: Option<PathBuf>,
 

@@ -94,6 +94,7 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
                 restoring,
                 snapshots: (!options.no_config_snapshots).then(|| Files::new(environment, &raw)),
                 temp_dir,
+                log_folders: environment.log_folders(),
             });
             pid_file.remove_own();
             ended

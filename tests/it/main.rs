@@ -15,6 +15,7 @@ mod health;
 mod hosts;
 mod http2;
 mod limits;
+mod logs;
 mod malformed;
 mod management;
 mod metrics;

@@ -49,6 +49,7 @@ fn sample(key: &Value, index: usize) -> String {
         ("inference_token" | "management_token", _) => "long-enough".to_owned(),
         ("allowed_sha256", _) => "/dev/null".to_owned(),
         ("trusted_keys", _) => TRUSTED_KEY.to_owned(),
+        ("trusted_proxies", _) => "10.0.0.0/8".to_owned(),
         (_, "`true` or `false`") => (default != "true").to_string(),
         (_, kind) if kind.starts_with("`http:") => format!("http://127.0.0.1:{}", 7100 + index),
         (_, kind) if kind.starts_with('`') => kind.rsplit('`').nth(1).unwrap().to_owned(),
@@ -75,6 +76,7 @@ fn torchserve_config_shows_every_key_with_where_it_came_from() {
         "inference_token",
         "management_token",
         "model_snapshot",
+        "vmargs",
     ];
     let secret = |key: &Value| secrets.contains(&key["key"].as_str().unwrap());
 

@@ -302,7 +302,7 @@ impl Stream for Parts {
         match &polled {
             Poll::Ready(Some(Err(error))) => {
                 tracing::warn!(
-                    request = %self.id,
+                    request_id = %self.id,
                     reason = with_causes(error),
                     "a reply in parts was broken off"
                 );

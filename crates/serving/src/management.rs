@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tracing::Instrument as _;
 use ts_archive::{ArchiveError, Artifact, Manifest, ManifestModel};
 use ts_types::{
     DeviceType, Isolation, ModelLimits, ModelName, Runtime, Scheduling, Version, with_causes,
@@ -272,7 +273,7 @@ impl ManagementService {
         &self,
         change: impl Future<Output = Result<T, ServingError>> + Send + 'static,
     ) -> Result<T, ServingError> {
-        let change = self.runtime.spawn(change);
+        let change = self.runtime.spawn(change.in_current_span());
         change.await.unwrap_or(Err(ServingError::ShuttingDown))
     }
 
@@ -543,11 +544,12 @@ impl ManagementService {
             let limit = this.core.config.defaults.unregister_timeout;
             let finishing = finish_scaling(Arc::clone(&found), under_way, limit);
             if !scaling.synchronous {
-                this.runtime.spawn(async move {
+                let finishing = async move {
                     if let Err(error) = finishing.await {
                         tracing::warn!(%error, "scaling did not finish");
                     }
-                });
+                };
+                this.runtime.spawn(finishing.in_current_span());
                 let outcome = Scaled::Updating;
                 let unsaved = snapshot::keep(&this.core).await;
                 return Ok(Change { outcome, unsaved });

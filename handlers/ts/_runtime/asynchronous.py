@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
-from ts._runtime import failures, values
+from ts._runtime import failures, logs, values
 from ts._runtime.bridge import Outcome, Session, failure_of, replies_of
 from ts._runtime.output import Output
 from ts.context import Item
@@ -110,6 +110,8 @@ class AsyncSession(Session):
             task.cancel()
 
     async def _serve(self, items: list[Item]) -> Outcome:
+        # Of this task, and of those that it starts.
+        logs.REQUEST_IDS.set(items[0][0])
         try:
             return await self._run_one(items)
         except asyncio.CancelledError:

@@ -256,6 +256,7 @@ class Session:
         context = self._context
         context.begin_batch(items)
         self._metrics.items = items
+        marked = logs.REQUEST_IDS.set(logs.ids_for_log(ids_of(items)))
         try:
             started = perf_counter()
             rows = [values.row(parts, self._decode) for _, _, parts in items]
@@ -269,6 +270,7 @@ class Session:
             # Bodies of a finished batch are not kept alive until the next one.
             context.end_batch()
             self._metrics.items = None
+            logs.REQUEST_IDS.reset(marked)
         return "ok", 200, "", replies, self._with_time(items, elapsed_ms)
 
     def _with_time(self, items: list[Item], elapsed_ms: float) -> list[Emission]:

@@ -25,6 +25,12 @@ pub(crate) enum RestError {
         "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
     )]
     RenewalUnauthorized,
+    /// A filter of log lines that is none.
+    #[error("the log filter is not changed: {reason}")]
+    LogFilter {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The path is not UTF-8 once decoded.
     #[error("the path `{path}` is not UTF-8 once it is decoded")]
     PathNotText {
@@ -199,7 +205,8 @@ impl Classify for RestError {
             Self::NoSuchRoute => ErrorClass::NotFound(Subject::Route),
             Self::NotAllowed => ErrorClass::NotAllowed,
             Self::Unauthorized | Self::RenewalUnauthorized => ErrorClass::Unauthenticated,
-            Self::PathNotText { .. }
+            Self::LogFilter { .. }
+            | Self::PathNotText { .. }
             | Self::BrokenBody { .. }
             | Self::StalledBody { .. }
             | Self::SlowBody { .. }

@@ -10,6 +10,7 @@ mod events;
 mod health;
 mod openapi;
 mod operations;
+mod peer;
 pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
@@ -22,16 +23,19 @@ use std::sync::Arc;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpMessage as _, HttpRequest, HttpResponse, web};
 use percent_encoding::percent_decode_str;
+use tracing::Instrument as _;
 use ts_metrics::Metrics;
 use ts_serving::{InferenceService, ManagementService};
 use ts_types::RequestId;
 
 pub(crate) use error::RestError;
+pub(crate) use peer::Proxies;
+use routes::Route;
 pub(crate) use routes::Surface;
 pub(crate) use trace::{Ending, Traffic};
 
 use crate::auth::{Action, Guard};
-use crate::telemetry::{Gpus, Traces};
+use crate::telemetry::{Gpus, LogFilter, Traces};
 use crate::transport::Origin;
 
 /// What endpoints work with; one for all threads.
@@ -56,6 +60,10 @@ pub(crate) struct Edge {
     pub(crate) gpus: Arc<Gpus>,
     /// Spans, where the environment asks for them.
     pub(crate) traces: Option<Traces>,
+    /// Whose word on the address of a caller is believed.
+    pub(crate) proxies: Proxies,
+    /// What is logged.
+    pub(crate) log_filter: LogFilter,
 }
 
 /// Where a request came in. Connections are marked by the library over HTTP/1, requests over
@@ -118,5 +126,11 @@ async fn answer(
     let route = routes::find(surface, request.method(), &path)?;
     edge.guard
         .check(route.action(), || authorization(request))?;
-    torchserve::answer(edge, request, payload, id, route).await
+    let work = torchserve::answer(edge, request, payload, id, route);
+    if matches!(route, Route::Predict(_)) {
+        return work.await;
+    }
+    // Changes are made by tasks of their own, which have the span and not the context.
+    let span = tracing::error_span!("call", request_id = id.as_str());
+    work.instrument(span).await
 }

@@ -394,6 +394,11 @@ fn schemas() -> Value {
                 },
             },
         },
+        "Logging": {
+            "type": "object",
+            "required": ["filter"],
+            "properties": { "filter": text() },
+        },
         "Document": { "type": "object" },
     })
 }

@@ -429,6 +429,13 @@ pub(crate) const TOKEN: &[Parameter] = &[required(query(
     "Which one.",
 ))];
 
+/// Of `PUT /logging`.
+pub(crate) const LOGGING: &[Parameter] = &[required(query(
+    "filter",
+    Kind::Text,
+    "A level, or levels by target, such as `info,ACCESS_LOG=off,MODEL_LOG=debug`.",
+))];
+
 const UNREGISTERED: &[Answer] = &[answer(200, STATUS, "Removed.")];
 
 const DESCRIPTION: &[Answer] = &[answer(
@@ -855,6 +862,25 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         ..MANAGEMENT_CALL
     },
     Operation {
+        path: "/logging",
+        id: "logging",
+        summary: "What is logged",
+        answers: &[answer(200, Content::Json("Logging"), "The filter.")],
+        ..MANAGEMENT_CALL
+    },
+    Operation {
+        methods: Methods::One("put"),
+        path: "/logging",
+        id: "changeLogging",
+        summary: "Log something else",
+        doc: "Until the server ends; `log_filter` is what it starts with.",
+        parameters: LOGGING,
+        body: Body::Parameters,
+        answers: &[answer(200, Content::Json("Logging"), "The filter now.")],
+        failures: &[400],
+        ..MANAGEMENT_CALL
+    },
+    Operation {
         api: Api::Metrics,
         methods: Methods::Any("get"),
         path: "/metrics",
@@ -1018,6 +1044,7 @@ mod tests {
             "invocations",
             "all",
             "token",
+            "logging",
             "metrics",
             "api-description",
             "openapi.json",

@@ -139,14 +139,14 @@ fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
     let causes = || with_causes(error);
     match class {
         _ if matches!(error, RestError::NegativeWorkers { .. }) => {
-            tracing::debug!(request = %id, "{error}");
+            tracing::debug!(request_id = %id, "{error}");
         }
-        ErrorClass::Internal => tracing::error!(request = %id, "{}", causes()),
+        ErrorClass::Internal => tracing::error!(request_id = %id, "{}", causes()),
         ErrorClass::WorkerLost
         | ErrorClass::WorkerStart
         | ErrorClass::OutOfMemory
-        | ErrorClass::CleanupTimeout => tracing::warn!(request = %id, "{}", causes()),
-        _ => tracing::debug!(request = %id, "{}", causes()),
+        | ErrorClass::CleanupTimeout => tracing::warn!(request_id = %id, "{}", causes()),
+        _ => tracing::debug!(request_id = %id, "{}", causes()),
     }
 }
 

@@ -117,6 +117,10 @@ pub(crate) enum Route<'p> {
     },
     /// Replace a token.
     RenewToken,
+    /// What is logged.
+    Logging,
+    /// Log something else.
+    ChangeLogging,
     /// Metrics as text.
     Metrics,
     /// What can be asked here.
@@ -178,7 +182,9 @@ impl<'p> Route<'p> {
             | Self::Batching { .. }
             | Self::Scale { .. }
             | Self::SetDefault { .. }
-            | Self::Ready { .. } => Action::Manage,
+            | Self::Ready { .. }
+            | Self::Logging
+            | Self::ChangeLogging => Action::Manage,
             Self::Register | Self::Unregister { .. } => Action::ChangeModels,
             Self::RenewToken => Action::RenewToken,
             Self::Metrics => Action::ReadMetrics,
@@ -371,6 +377,11 @@ fn management<'p>(method: &Method, path: &'p str) -> Option<Result<Route<'p>, Re
         },
         ("token", None, ..) => match *method {
             Method::GET => Ok(Route::RenewToken),
+            _ => Err(RestError::NotAllowed),
+        },
+        ("logging", None, ..) => match *method {
+            Method::GET => Ok(Route::Logging),
+            Method::PUT => Ok(Route::ChangeLogging),
             _ => Err(RestError::NotAllowed),
         },
         _ => return None,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::{CACHE_CONTROL, EXPIRES, HeaderName, HeaderValue, PRAGMA};
-use actix_web::http::{ConnectionType, Method, StatusCode, Uri, Version};
+use actix_web::http::{ConnectionType, Method, Uri, Version};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
@@ -350,7 +350,7 @@ impl Passage<'_> {
         }
         self.traffic.counts.count(status);
         self.answered = true;
-        self.log(request, status);
+        self.log(request, edge, &response);
         if matches!(response.body().size(), BodySize::Stream) {
             if request.version() < Version::HTTP_11 {
                 // Knows no chunks: the end of the connection is the end of the body.
@@ -371,29 +371,33 @@ impl Passage<'_> {
         response
     }
 
-    fn log(&self, request: &HttpRequest, status: StatusCode) {
+    fn log(&self, request: &HttpRequest, edge: &Edge, response: &HttpResponse) {
         // `enabled` first: what the line is made of is looked up only if somebody reads it.
         if !tracing::enabled!(target: "ACCESS_LOG", tracing::Level::INFO) {
             return;
         }
-        let milliseconds = self.started.elapsed().as_millis();
-        let (method, version) = (request.method(), request.version());
-        let mut uri = told(request.uri());
+        let ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut path = told(request.uri());
         // The only character that a target may have and that would end its field.
-        if uri.contains('"') {
-            uri = uri.replace('"', "%22").into();
+        if path.contains('"') {
+            path = path.replace('"', "%22").into();
         }
-        let status = status.as_u16();
-        match request.peer_addr() {
-            Some(peer) => tracing::info!(
-                target: "ACCESS_LOG",
-                "/{peer} \"{method} {uri} {version:?}\" {status} {milliseconds}"
-            ),
-            None => tracing::info!(
-                target: "ACCESS_LOG",
-                "127.0.0.1 \"{method} {uri} {version:?}\" {status} {milliseconds}"
-            ),
-        }
+        let bytes = match response.body().size() {
+            BodySize::Sized(bytes) => Some(bytes),
+            BodySize::None => Some(0),
+            BodySize::Stream => None,
+        };
+        // A plain line has them in this order, but for the bytes (`telemetry/logging/layout.rs`).
+        tracing::info!(
+            target: "ACCESS_LOG",
+            peer = %edge.proxies.caller(request),
+            method = %request.method(),
+            path = &*path,
+            protocol = ?request.version(),
+            status = response.status().as_u16(),
+            ms,
+            bytes,
+        );
     }
 }
 

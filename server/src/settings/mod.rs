@@ -3,6 +3,7 @@
 
 mod address;
 mod devices;
+mod log4j;
 mod models;
 pub(crate) mod properties;
 pub(crate) mod raw;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use super::{SettingsError, models};
+use super::{SettingsError, log4j, models};
 use crate::redact;
 
 /// What the text of a value has to be.
@@ -266,6 +266,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("cors_allowed_origin", Kind::Text, "", "`Access-Control-Allow-Origin` of every response: one origin or `*`. Of several between commas, the one that asks is answered.").environment(),
     key("cors_allowed_methods", Kind::Text, "", "`Access-Control-Allow-Methods` of every response.").environment(),
     key("cors_allowed_headers", Kind::Text, "", "`Access-Control-Allow-Headers` of every response.").environment(),
+    key("trusted_proxies", Kind::Text, "", "Proxies whose word on the caller's address is believed, for the access log: addresses and networks between commas, such as `10.0.0.0/8,::1`, and `unix` for whoever comes through a unix socket. They have to set `X-Forwarded-For`, or `Forwarded` and take away the other.").environment().ours(),
     // Access
     key("enable_model_api", Kind::Flag, "false", "Allow registering and unregistering models over the API.").environment().option("--enable-model-api"),
     key("disable_token_authorization", Kind::Flag, "false", "Do not ask for tokens.").environment().option("--disable-token-auth"),
@@ -294,6 +295,10 @@ pub(crate) const KEYS: &[Key] = &[
     key("metric_time_interval", seconds(1), "60", "How often metrics of the host are collected."),
     key("triton_metrics", Kind::Flag, "false", "Show metrics under the names that Triton has too (`nv_inference_*`).").environment().ours(),
     key("log_filter", Kind::Text, "info", "What is logged: a level, or levels by target, such as `info,ACCESS_LOG=off,MODEL_LOG=debug`.").environment().ours(),
+    key("log_format", Kind::Choice(&["plain", "json"]), "plain", "How log lines look: as TorchServe's, or a JSON object each (`docs/logging.md`).").environment().ours(),
+    key("log_request_ids", Kind::Choice(&["none", "server", "all"]), "server", "Which plain log lines end with ` request_id=` and the ids of their requests: none, those of the server, or those of handlers as well. JSON always has them.").environment().ours(),
+    key("log_file_size", bytes(4096), "104857600", "Bytes from which a log file is put aside and compressed, and the next one begun; a new day does so too.").environment().ours(),
+    key("log_files_kept", count(0, 10_000), "5", "Old log files that are kept of each.").environment().ours(),
     key("async_logging", Kind::Flag, "false", "Write logs on a thread of their own.").environment().without_effect("logs are always written on a thread of their own"),
     key("cpp_log_config", Kind::Path, "", "Logging of the C++ backend.").environment().without_effect("there is no C++ backend").option("--cpp-log-config"),
     // Starting and stopping
@@ -322,7 +327,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("debug", Kind::Flag, "false", "Connect to workers started by hand.").environment().without_effect("workers are always started by the server"),
     key("use_native_io", Kind::Flag, "true", "Use the platform's own event loop.").without_effect(NO_JVM),
     key("io_ratio", count(0, 100), "50", "Share of time for input and output in an event loop.").without_effect(NO_JVM),
-    key("vmargs", Kind::Text, "", "Options of the Java virtual machine.").without_effect(NO_JVM),
+    key("vmargs", Kind::Text, "", "Options of the Java virtual machine. Of `-Dlog4j.configurationFile=` the levels of loggers are used, as of `--log-config`. Never shown, since passwords may be among them.").secret().without_effect(NO_JVM),
     key("plugins_path", Kind::Text, "", "Java plugins.").without_effect(NO_JVM).option("--plugins-path"),
     key("version", Kind::Text, "", "Version of TorchServe that wrote a snapshot.").without_effect(FOR_PEOPLE),
     key("tsConfigFile", Kind::Path, "", "The file that the settings of a snapshot were read from.").without_effect(FOR_PEOPLE),
@@ -372,8 +377,6 @@ pub(crate) struct Raw {
     pub(crate) unread_variables: Vec<(String, &'static str)>,
     /// Variables that look like those of keys.
     pub(crate) unknown_variables: Vec<String>,
-    /// Options that only Java would read and that are no keys.
-    pub(crate) for_java: Vec<&'static str>,
     /// What is wrong with the sources themselves.
     pub(crate) faults: Vec<SettingsError>,
     /// Keys whose value could not be read, which is among the faults.
@@ -446,6 +449,7 @@ impl Raw {
         for key in KEYS {
             if let (Effect::None(why), Some(written)) = (key.effect, self.values.get(key.name))
                 && why != FOR_PEOPLE
+                && !(key.name == "vmargs" && log4j::is_all_of(&written.text))
                 && written.origin != DEFAULT
                 && written.text != key.default
             {
@@ -457,9 +461,6 @@ impl Raw {
                     hiding.push(format!("setting `{name}` ({origin}) is `{text}`{hint}"));
                 }
             }
-        }
-        for option in &self.for_java {
-            add(NO_JVM, format!("`{option}`"));
         }
         let told = by_reason.into_iter().map(|(why, all)| {
             let (settings, have) = match all.len() {

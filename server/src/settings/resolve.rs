@@ -22,7 +22,9 @@ use super::models::{PerModel, parse_overrides};
 use super::raw::{DEFAULT, KEYS, Key, Kind, Raw, Written, break_missing, find};
 use super::{Address, SettingsError, StartupModels};
 use crate::auth::{KeySources, TokenKind};
+use crate::rest::Proxies;
 use crate::snapshots;
+use crate::telemetry::{Format, LogSettings, MarkedLines, checked_filter};
 use crate::tls::{Source, TlsSettings};
 
 /// What the HTTP edge is told.
@@ -109,8 +111,10 @@ pub(crate) struct Settings {
     pub(crate) metrics: MetricSettings,
     /// `CUDA_VISIBLE_DEVICES` of this process.
     pub(crate) visible_devices: Option<String>,
-    /// What is logged.
-    pub(crate) log_filter: String,
+    /// What is logged, and how.
+    pub(crate) logs: LogSettings,
+    /// Whose word on the address of a caller is believed.
+    pub(crate) trusted_proxies: Proxies,
     /// How long requests in work may take to finish when the server stops.
     pub(crate) drain_timeout: Duration,
     /// How long it goes on serving before that.
@@ -492,11 +496,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
     let token_lifetime = reader.minutes("token_expiration_min");
     let tokens = read_tokens(reader);
     let metrics = read_metrics(reader);
-    let log_filter = reader.value("log_filter", |text| {
-        tracing_subscriber::EnvFilter::try_new(text)
-            .map(|_| text.to_owned())
-            .map_err(|error| format!("`{text}`: {error}"))
-    });
+    let logs = read_logs(reader);
+    let trusted_proxies = reader.value("trusted_proxies", Proxies::parse);
     let drain_timeout = reader.seconds("drain_timeout");
     let shutdown_grace = reader.seconds("shutdown_grace");
     let worker_stop_timeout = reader.seconds("worker_stop_timeout");
@@ -514,7 +515,8 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         tokens,
         metrics,
         visible_devices: machine.visible_devices.clone(),
-        log_filter,
+        logs,
+        trusted_proxies,
         drain_timeout,
         shutdown_grace,
         worker_stop_timeout,
@@ -587,6 +589,26 @@ fn read_tokens(reader: &mut Reader<'_>) -> KeySources {
         reader.value(key, |text| tokens.add(kind, text));
     }
     tokens
+}
+
+fn read_logs(reader: &mut Reader<'_>) -> LogSettings {
+    LogSettings {
+        filter: reader.value("log_filter", checked_filter),
+        format: match reader.choice("log_format", &["plain", "json"]).as_deref() {
+            Some("json") => Format::Json,
+            _ => Format::Plain,
+        },
+        marked: match reader
+            .choice("log_request_ids", &["none", "server", "all"])
+            .as_deref()
+        {
+            Some("none") => MarkedLines::None,
+            Some("all") => MarkedLines::All,
+            _ => MarkedLines::Server,
+        },
+        max_file_bytes: reader.whole("log_file_size"),
+        files_kept: reader.size("log_files_kept"),
+    }
 }
 
 /// The expression, for the whole of a text.
@@ -931,6 +953,8 @@ mod tests {
             "devices" => "0",
             "log_filter" => "debug",
             "model_metrics_auto_detect" => "false",
+            "log_request_ids" => "all",
+            "trusted_proxies" => "10.0.0.0/8",
             "models" => r#"{"m": {"1": {"minWorkers": 1}}}"#,
             "model_store" => "/tmp",
             "model_snapshot" => r#"{"modelCount": 0, "models": {}}"#,

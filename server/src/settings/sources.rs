@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use config::{Config, ConfigError, Map, Source, Value};
 
 use super::raw::{ConfigFile, DEFAULT, KEYS, Key, Raw, Written, find};
-use super::{SettingsError, properties};
+use super::{SettingsError, log4j, properties};
 use crate::cli::Options;
 use crate::snapshots::Folder;
+use crate::telemetry::LogFolders;
 
 /// Variables that begin as those of keys do and mean something else (*torchserve-contract* 1.7).
 const OTHER_VARIABLES: &[&str] = &[
@@ -71,6 +72,21 @@ impl Environment {
                 path: dir.to_owned(),
             }),
             None => Ok(self.shared_temp_dir()),
+        }
+    }
+}
+
+impl Environment {
+    /// Where log files lie.
+    pub(crate) fn log_folders(&self) -> LogFolders {
+        let folder = |variable: &str| {
+            let named = self.get(variable).filter(|folder| !folder.is_empty());
+            let folder = PathBuf::from(named.unwrap_or("logs"));
+            std::path::absolute(&folder).unwrap_or(folder)
+        };
+        LogFolders {
+            logs: folder("LOG_LOCATION"),
+            metrics: folder("METRICS_LOCATION"),
         }
     }
 }
@@ -330,9 +346,6 @@ pub(crate) fn load(options: &Options, environment: &Environment) -> Raw {
         }
     };
     raw.faults.extend(missing_files(options));
-    if options.log_config.is_some() {
-        raw.for_java.push("--log-config");
-    }
     let mut defaults = Layer::default();
     for key in KEYS {
         defaults.set(key.name, key.default, DEFAULT);
@@ -357,6 +370,8 @@ pub(crate) fn load(options: &Options, environment: &Environment) -> Raw {
         let text = value.into_string().unwrap_or_default();
         raw.values.insert(key.name, Written { text, origin });
     }
+    let log_config = options.log_config.as_deref();
+    log4j::apply(log_config.filter(|path| path.is_file()), &mut raw);
     raw
 }
 

@@ -47,11 +47,7 @@ pub(crate) struct Newest {
 impl Folder {
     /// `config` below `LOG_LOCATION`, or below `logs` here.
     pub(crate) fn of(environment: &Environment) -> Self {
-        let logs = environment
-            .get("LOG_LOCATION")
-            .filter(|dir| !dir.is_empty());
-        let folder = Path::new(logs.unwrap_or("logs")).join("config");
-        Self(std::path::absolute(&folder).unwrap_or(folder))
+        Self(environment.log_folders().logs.join("config"))
     }
 
     /// Looks for the newest snapshot that can be read.

@@ -10,7 +10,9 @@ mod traces;
 
 pub(crate) use context::RequestContext;
 pub(crate) use gpu::{Gpus, Library};
-pub(crate) use logging::Log;
+pub(crate) use logging::{
+    Format, Log, LogFilter, LogFolders, LogSettings, MarkedLines, checked_filter,
+};
 pub(crate) use metrics::{MetricLog, ResponseCounts};
 pub(crate) use metrics_yaml::Declared;
 pub(crate) use system::collect_host_metrics;

@@ -155,6 +155,7 @@ impl Server {
             .env_remove("TS_CONFIG_FILE")
             .env_remove("TEMP")
             .env_remove("LOG_LOCATION")
+            .env_remove("METRICS_LOCATION")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -9,9 +9,6 @@ Not covered yet, with the part of the server that they wait for:
 - gRPC: test_gRPC_management_apis, test_gRPC_model_control, test_gRPC_token_authorization,
   test_gRPC_allowed_urls and test_gRPC_inference_api over their own transport. What they check is
   covered over REST.
-- log files: test_metrics' five files, `LOG_LOCATION` and `METRICS_LOCATION` apart from snapshots;
-  `logs/model_log.log` of test_torch_compile and test_handler_traceback_logging, whose lines are
-  looked for in the output instead.
 - workflows: postman/workflow, workflow_inference, those of test_token_authorization,
   workflow-archiver/integ.
 - `torchrun`: test_parallelism.

@@ -616,8 +616,9 @@ impl Dispatcher {
     fn timed_out(&self, during: &str, limit: Duration) -> StartFailure {
         tracing::error!(
             worker = self.name(),
-            "Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: Backend \
-             worker did not respond in given time"
+            exception = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did \
+                         not respond in given time",
+            "Backend worker error"
         );
         StartFailure {
             text: format!("no answer within {} s {during}", limit.as_secs()),

@@ -23,6 +23,9 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 const STREAM_NEXT: &str = "ts_stream_next";
 
 /// One outcome for each request of a batch, in its order.
+/// Ids that a line of a batch names.
+const LOGGED_IDS: usize = 32;
+
 pub(super) type Replies = Vec<Result<Reply, RunFailure>>;
 
 /// A job that its worker has.
@@ -125,6 +128,7 @@ impl Dispatcher {
                 Err(failure) if self.may_split(worker, &round.held, &failure) => {
                     tracing::debug!(
                         worker = self.name(),
+                        request_id = ids(&round.held),
                         jobs = round.held.len(),
                         "a batch that failed is run in halves"
                     );
@@ -221,8 +225,11 @@ impl Dispatcher {
             live.retain(|held| {
                 let stays = !held.job.is_abandoned();
                 if !stays {
-                    let id = &held.job.request.id;
-                    tracing::info!("Connection to client got closed; Removing job: {id}");
+                    let id = held.job.request.id.as_str();
+                    tracing::info!(
+                        request_id = id,
+                        "Connection to client got closed; Removing job: {id}"
+                    );
                 }
                 stays
             });
@@ -421,6 +428,7 @@ impl Dispatcher {
         *unsuccessful += 1;
         tracing::warn!(
             worker = self.name(),
+            request_id = ids(&held),
             "Number or consecutive unsuccessful inference {unsuccessful}"
         );
         let failure = self.lost(&worker.host, &lost, "while it ran a batch", limit);
@@ -465,6 +473,7 @@ impl Dispatcher {
         tracing::warn!(
             worker = self.name(),
             reason,
+            request_id = ids(&held),
             "a batch cannot be handed over"
         );
         for job in jobs_of(held) {
@@ -536,6 +545,20 @@ fn pause_until(due: Option<Instant>) -> Duration {
 
 fn hold(jobs: Vec<Job>) -> Vec<Held> {
     jobs.into_iter().map(Held::new).collect()
+}
+
+/// The requests of a batch, for the log; of many the first ones, and how many more there are.
+fn ids(held: &[Option<Held>]) -> String {
+    let all = held
+        .iter()
+        .flatten()
+        .map(|held| held.job.request.id.as_str());
+    let mut ids = all.clone().take(LOGGED_IDS).collect::<Vec<_>>().join(",");
+    let more = all.count().saturating_sub(LOGGED_IDS);
+    if more > 0 {
+        ids.push_str(&format!(",+{more}"));
+    }
+    ids
 }
 
 fn jobs_of(held: Vec<Option<Held>>) -> impl Iterator<Item = Job> {

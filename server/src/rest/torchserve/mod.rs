@@ -2,6 +2,7 @@
 
 mod batching;
 mod description;
+mod logging;
 pub(crate) mod management;
 mod metrics;
 mod predict;
@@ -59,6 +60,12 @@ pub(super) async fn answer(
         Route::RenewToken => {
             let done = async |query: &_| management::renew_token(edge, query);
             Ok(told(query(), id, done).await)
+        }
+        Route::Logging => Ok(logging::show(edge)),
+        Route::ChangeLogging => {
+            let parameters = management::parameters(edge, request, payload).await?;
+            let done = async |of: &_| logging::change(edge, request, of);
+            Ok(told(parameters, id, done).await)
         }
         Route::Batching { model, version } => batching::batching(edge, model, version),
         Route::Ready { model } => health::v1_ready(edge, model),
