@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use actix_web::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use actix_web::{HttpRequest, web};
 use bytes::{Bytes, BytesMut};
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use ts_types::Part;
 
 use super::RestError;
@@ -100,16 +100,18 @@ async fn arrived(
 }
 
 async fn next(payload: &mut web::Payload) -> Result<Option<Bytes>, RestError> {
-    match tokio::time::timeout(STALL_LIMIT, payload.next()).await {
-        Ok(None) => Ok(None),
-        Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
-        Ok(Some(Err(error))) => Err(RestError::BrokenBody {
-            reason: error.to_string(),
-        }),
-        Err(_) => Err(RestError::StalledBody {
-            seconds: STALL_LIMIT.as_secs(),
-        }),
-    }
+    // What is there already needs no clock.
+    let chunk = match payload.next().now_or_never() {
+        Some(chunk) => chunk,
+        None => tokio::time::timeout(STALL_LIMIT, payload.next())
+            .await
+            .map_err(|_| RestError::StalledBody {
+                seconds: STALL_LIMIT.as_secs(),
+            })?,
+    };
+    chunk.transpose().map_err(|error| RestError::BrokenBody {
+        reason: error.to_string(),
+    })
 }
 
 /// The media type as sent, or nothing.
@@ -132,7 +134,8 @@ pub(crate) async fn parts(
 ) -> Result<Vec<Part>, RestError> {
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("multipart/form-data") {
-        multipart(content_type, body, limits).await
+        // In a box, for the size that the future has where there is no form.
+        Box::pin(multipart(content_type, body, limits)).await
     } else if essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
         let mut fields = Fields::new(limits);
         for (name, value) in form_urlencoded::parse(&body) {
