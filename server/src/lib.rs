@@ -22,6 +22,9 @@
 
 mod app;
 mod auth;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod cli;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

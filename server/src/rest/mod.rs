@@ -12,7 +12,7 @@ pub(crate) mod query;
 mod respond;
 pub(crate) mod routes;
 pub(crate) mod torchserve;
-mod trace;
+pub(crate) mod trace;
 
 use std::sync::Arc;
 
