@@ -115,6 +115,11 @@ ECHO_FAULTS = {
 PATIENCE = 60.0
 
 
+def workers_of(model: str) -> int:
+    """How many workers a model has that nothing happens to."""
+    return int(HIT[model].partition("minWorkers: ")[2][0])
+
+
 class Day:
     """What is sent and what comes back; the first thing that is not allowed ends the day."""
 
@@ -343,9 +348,9 @@ class Faults:
             self.day.accuse(f"a body over the limit: {answer.status_code}")
 
     def scale(self) -> None:
-        """Other numbers of workers, none too; waiting for it or not."""
+        """Other numbers of workers, none too, and back; waiting for it or not."""
         model, synchronous = self._model(), self.chance.choice(["true", "false"])
-        numbers = [self.chance.choice([0, 1, 2, 3, 4]), self.chance.choice([1, 2, 3])]
+        numbers = [self.chance.choice([0, 1, 2, 3, 4]), workers_of(model)]
 
         def scale() -> None:
             for number in numbers:

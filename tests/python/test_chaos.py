@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import requests
-from days import CALM, HIT, OBEYS, Day, Faults, table, watch
+from days import CALM, HIT, OBEYS, Day, Faults, table, watch, workers_of
 from harness import (
     at_once,
     descriptors,
@@ -44,8 +44,8 @@ def repair(day: Day, stopped: list[int]) -> None:
         return not any(map(is_running, stopped))
 
     wait_until("workers that stood still have ended", found_out)
-    for model, config in HIT.items():
-        workers = config.partition("minWorkers: ")[2][0]
+    for model in HIT:
+        workers = workers_of(model)
         how = {"min_worker": workers, "max_worker": workers, "synchronous": "true"}
         answer = server.manage("PUT", f"/models/{model}", params=how)
         # Those that are in their back-off come up later.
