@@ -43,7 +43,7 @@ FLOORS = {"memory": 1.0, "descriptors": 2.0, "threads": 2.0, "processes": 2.0, "
 # The server's memory goes up in steps to what the worst moments took, since the allocator keeps
 # that: until an hour has had them all, such a step is no leak.
 SETTLED_AFTER = 1800
-STEPS = 16.0
+STEPS = 24.0
 # Bodies of 256 KiB that are sent each second beside everything else.
 LARGE_RATE = 40
 
