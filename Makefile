@@ -62,7 +62,8 @@ demo: build $(VENV)/.example-installed ## serve a pretrained image classifier an
 
 .PHONY: bench
 bench: build $(VENV)/.example-installed ## what the server does beside its marks, in ten minutes
-	$(CARGO) bench --locked --features ts-serving/bench --bench queue --no-run
+	$(CARGO) bench --locked --features ts-server/bench,ts-serving/bench --bench queue \
+		--bench telemetry --no-run
 	tests/bench/run.py
 
 # --- checks --------------------------------------------------------------------------------------
@@ -77,13 +78,13 @@ fmt: venv ## format Rust and Python
 check: lint-rust test-rust deny ## format, lints and tests that need neither torch nor Python
 
 .PHONY: test
-test: test-rust test-plugin lint-python test-python fuzz-short ## every test, installing what it needs
+test: test-rust test-plugin lint-python test-python-beside-fuzz-build fuzz-short ## every test, installing what it needs
 
 .PHONY: lint-rust
 lint-rust:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --exclude ts-plugin --all-targets \
-		--features ts-serving/bench -- -D warnings
+		--features ts-server/bench,ts-serving/bench -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps
 
 .PHONY: test-rust
@@ -114,9 +115,36 @@ test-python: build
 	cd handlers && $(VENV)/bin/pytest tests --tb=short -q
 	$(PLUGIN_ENV) $(VENV)/bin/pytest tests/python --tb=short -q
 
+# The fuzz targets take minutes to build. The tests of Python, which wait more than they work, leave
+# the processor to that; what was built is only run after them, since inputs have a time limit.
+.PHONY: test-python-beside-fuzz-build
+test-python-beside-fuzz-build: build
+	$(call beside,nice -n 19 $(PYTHON) tests/fuzz/run.py --build-only,$(MAKE) test-python)
+
+# Runs the first command in the background of the second; fails if one of them does. What the first
+# one says comes in one piece, at its end.
+beside = said=$$(mktemp); ($(1)) >"$$said" 2>&1 & first=$$!; \
+	trap 'kill $$first 2>/dev/null || true; rm -f "$$said"' EXIT; \
+	second=0; $(2) || second=$$?; \
+	failed=0; wait $$first || failed=$$?; cat "$$said"; \
+	exit $$((second | failed))
+
 .PHONY: chaos
 chaos: build ## ten minutes of faults under load; CHAOS_SECONDS and CHAOS_SEED as in test_chaos.py
 	$(PLUGIN_ENV) CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/pytest tests/python/test_chaos.py \
+		--tb=short
+
+.PHONY: soak
+soak: SOAK_SECONDS ?= 3600
+soak: soak-run ## an hour of mixed traffic in which nothing may grow; SOAK_SECONDS, SOAK_SEED
+
+.PHONY: soak-short
+soak-short: SOAK_SECONDS ?= 300
+soak-short: soak-run ## five minutes of it
+
+.PHONY: soak-run
+soak-run: build
+	$(PLUGIN_ENV) SOAK_SECONDS=$(SOAK_SECONDS) $(VENV)/bin/pytest tests/python/test_soak.py \
 		--tb=short
 
 .PHONY: fuzz-short

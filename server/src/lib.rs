@@ -24,6 +24,9 @@
 
 mod app;
 mod auth;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod budget;
 mod cli;
 mod doors;

@@ -28,6 +28,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **found, **more}
 
 
+def benchmark(name: str) -> dict:
+    """What one of the Rust benchmarks prints, all of which are built with the same features."""
+    command = ["cargo", "bench", "--quiet", "--locked"]
+    command += ["--features", "ts-server/bench,ts-serving/bench", "--bench", name]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
 class Program:
     """A child process. Ends with the `with` block."""
 

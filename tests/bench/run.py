@@ -10,17 +10,17 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 
 from models import CLASSIFIER, WORK, classifier, echo_model, example_model, pack, workers
 from pools import burn, kill
-from programs import BINARIES, CORES, ROOT, Echo, PlainLoop, Server, load, memory_mb
+from programs import BINARIES, CORES, ROOT, Echo, PlainLoop, Server, benchmark, load, memory_mb
 from rounds import Subject, latencies, loaded, run_rounds, summary, table
 from scaling import scaling
 from scheduler import scheduler
+from telemetry import telemetry
 
 NOOP_BODY_BYTES = 100
 NOOP_BATCH = 32
@@ -63,11 +63,7 @@ def noop(options: argparse.Namespace) -> dict:
 
 def queue(options: argparse.Namespace) -> dict:
     """The server's queue by itself on one core, as `crates/serving/benches/queue.rs` runs it."""
-    command = ["cargo", "bench", "--quiet", "--locked", "--features", "ts-serving/bench"]
-    done = subprocess.run(
-        [*command, "--bench", "queue"], cwd=ROOT, stdout=subprocess.PIPE, check=True
-    )
-    data = json.loads(done.stdout)
+    data = benchmark("queue")
     print("\nQueue: requests pushed, taken, answered and awaited on one core")
     for kind in data:
         speed = summary(kind["per_second"])
@@ -144,6 +140,7 @@ def registered(data: dict, server: Server, shown: str, model: str, archive: str)
 
 SECTIONS = {
     "noop": noop,
+    "telemetry": telemetry,
     "queue": queue,
     "scheduler": scheduler,
     "burn": burn,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the fuzz targets and runs them side by side; docs/testing.md tells of it.
 
-    tests/fuzz/run.py [--seconds N] [--jobs N] [TARGET ...]
+    tests/fuzz/run.py [--build-only] [--seconds N] [--jobs N] [TARGET ...]
 
 Each program in `src/bin` is one, linked with libFuzzer. The compiler counts the edges that an
 input takes, by flags that stable Rust has; the sanitizers, which it has not, are no loss in code
@@ -160,6 +160,7 @@ def main() -> None:
     # Two on a core find nearly as much as one, and all of them take half as long.
     jobs = 2 * (os.cpu_count() or 1)
     parser.add_argument("--jobs", type=int, default=jobs, help="targets at a time")
+    parser.add_argument("--build-only", action="store_true", help="run none")
     asked = parser.parse_args()
     targets = asked.targets or known
     if unknown := set(targets) - set(known):
@@ -167,6 +168,8 @@ def main() -> None:
     started = time.monotonic()
     build()
     print(f"built in {time.monotonic() - started:.0f} s", flush=True)
+    if asked.build_only:
+        return
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         seeds, scratch = Path(folder) / "seeds", Path(folder)

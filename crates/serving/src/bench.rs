@@ -1,4 +1,5 @@
-//! The queue by itself, for `benches/queue.rs`: the feature `bench` opens it, and nothing else.
+//! The queue by itself, for `benches/queue.rs`, and what the core does to name and count a request,
+//! for the server's `benches/telemetry.rs`: the feature `bench` opens them, and nothing else.
 
 use std::io;
 use std::sync::Arc;
@@ -7,12 +8,47 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 use ts_types::{
-    Gather, InferRequest, LevelPolicy, ModelName, Part, Reply, RequestId, RequestKind, Urgency,
+    Gather, IdError, InferRequest, LevelPolicy, ModelName, Part, Reply, RequestId, RequestKind,
+    Urgency, Version,
 };
 
 use crate::batch::BatchPolicy;
 use crate::job::{Job, Ran};
+use crate::metrics::ModelMetrics;
+use crate::names::Names;
 use crate::queue::{Queue, QueueRules, Taken};
+
+/// Ids of requests that are in use.
+#[derive(Debug, Default)]
+pub struct Named(Names);
+
+impl Named {
+    /// An id that no other request has, and what is held for it.
+    pub fn claim(&self, id: &RequestId) -> (RequestId, impl Sized + use<>) {
+        self.0.claim(id)
+    }
+}
+
+/// The metrics of a model.
+pub struct Counted(ModelMetrics);
+
+impl Counted {
+    /// Those of version 1.0.
+    ///
+    /// # Errors
+    /// None, for a version that is valid.
+    pub fn new(model: &ModelName) -> Result<Self, IdError> {
+        Ok(Self(ModelMetrics::new(model, &Version::new("1.0")?)))
+    }
+
+    /// A request in a batch of its own, from its arrival to its answer.
+    pub fn request(&self, arrived: Instant) {
+        self.0.arrived(false);
+        self.0.batch_done(Duration::from_micros(50));
+        self.0
+            .answered(false, arrived.elapsed(), Duration::from_micros(20));
+    }
+}
 
 /// What goes through the queue.
 #[derive(Debug, Clone, Copy)]

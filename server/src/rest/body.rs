@@ -214,7 +214,8 @@ pub(crate) async fn parts(
     let mut parts = if essence.eq_ignore_ascii_case("multipart/form-data") {
         // Splitting it copies it.
         taken.take(bytes.len())?;
-        multipart(content_type, bytes, limits).await?
+        // In a box, for the size that the future has where there is no form.
+        Box::pin(multipart(content_type, bytes, limits)).await?
     } else if essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
         taken.take(bytes.len())?;
         let mut fields = Fields::new(limits);

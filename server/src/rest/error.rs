@@ -1,5 +1,6 @@
 //! What can go wrong at the edge, before or after the core was asked.
 
+use actix_web::http::header::HeaderName;
 use ts_serving::ServingError;
 use ts_types::{Classify, ErrorClass, IdError, Invalid, Subject, UnknownName};
 
@@ -108,7 +109,7 @@ pub(crate) enum RestError {
     #[error("the header `{name}` is `{value}`, which is not a whole number")]
     BadHeader {
         /// Its name.
-        name: &'static str,
+        name: HeaderName,
         /// As sent.
         value: String,
     },

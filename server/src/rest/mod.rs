@@ -16,7 +16,7 @@ mod respond;
 pub(crate) mod routes;
 mod spans;
 pub(crate) mod torchserve;
-mod trace;
+pub(crate) mod trace;
 
 use std::sync::Arc;
 

@@ -216,7 +216,10 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 /// Says where the time of an answer went, after what its handler says of that.
 fn tell_timing(headers: &mut HeaderMap, timing: Timing) {
     // Whole numbers are written many times faster than those with a point.
-    let of = |time: Duration| (time.as_millis(), time.subsec_micros() % 1000);
+    let of = |time: Duration| {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        (micros / 1000, micros % 1000)
+    };
     let (queue, batch, handler) = (of(timing.queue), of(timing.batch), of(timing.handler));
     let ours = format!(
         "queue;dur={}.{:03}, batch;dur={}.{:03}, handler;dur={}.{:03}",

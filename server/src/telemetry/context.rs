@@ -23,8 +23,8 @@ pub(crate) struct RequestContext {
 
 impl RequestContext {
     /// Runs a future on behalf of this request.
-    pub(crate) async fn scope<F: Future>(self, work: F) -> F::Output {
-        CURRENT.scope(self, work).await
+    pub(crate) fn scope<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
+        CURRENT.scope(self, work)
     }
 
     /// Looks at the request that the caller runs on behalf of, if it does.

@@ -37,7 +37,8 @@ pub(super) async fn told(
     id: &RequestId,
     answer: impl AsyncFnOnce(&Parameters) -> Result<HttpResponse, RestError>,
 ) -> HttpResponse {
-    let answered = answer(&parameters).await;
+    // In a box: predictions, which take the same way, would be copied with room for it.
+    let answered = Box::pin(answer(&parameters)).await;
     let mut response = answered.unwrap_or_else(|error| respond::failure(&error, id));
     parameters.warnings().tell(&mut response);
     response

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderName};
 use actix_web::{HttpRequest, HttpResponse, web};
 use ts_types::{Headers, InferRequest, ModelName, Part, RequestId, RequestKind, Urgency, Version};
 
@@ -24,10 +24,10 @@ const RESERVED: &[&str] = &[
 ];
 
 /// How urgent a request is: a level of the model's queue, 1 being the most urgent.
-const PRIORITY: &str = "x-priority";
+const PRIORITY: HeaderName = HeaderName::from_static("x-priority");
 
 /// How long a client waits for its answer, in milliseconds.
-const TIMEOUT: &str = "x-request-timeout-ms";
+const TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 
 /// Runs a model.
 pub(super) async fn predict(
@@ -92,9 +92,9 @@ pub(super) async fn predict(
 }
 
 fn urgency(request: &HttpRequest) -> Result<Urgency, RestError> {
-    let timeout: Option<u64> = number(request, TIMEOUT)?;
+    let timeout: Option<u64> = number(request, &TIMEOUT)?;
     Ok(Urgency {
-        priority: number(request, PRIORITY)?.unwrap_or(0),
+        priority: number(request, &PRIORITY)?.unwrap_or(0),
         timeout: timeout
             .filter(|millis| *millis > 0)
             .map(Duration::from_millis),
@@ -102,7 +102,7 @@ fn urgency(request: &HttpRequest) -> Result<Urgency, RestError> {
 }
 
 /// A header's value as a whole number.
-fn number<T: FromStr>(request: &HttpRequest, name: &'static str) -> Result<Option<T>, RestError> {
+fn number<T: FromStr>(request: &HttpRequest, name: &HeaderName) -> Result<Option<T>, RestError> {
     let Some(value) = request.headers().get(name) else {
         return Ok(None);
     };
@@ -111,7 +111,7 @@ fn number<T: FromStr>(request: &HttpRequest, name: &'static str) -> Result<Optio
         .ok()
         .and_then(|text| text.trim().parse().ok());
     number.map(Some).ok_or_else(|| RestError::BadHeader {
-        name,
+        name: name.clone(),
         value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
     })
 }
