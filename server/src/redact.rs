@@ -23,6 +23,18 @@ pub(crate) fn url(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// A sentence whose URLs are as [`url`] shows them.
+pub(crate) fn sentence(text: &str) -> String {
+    let word = |word| {
+        let end = |c: char| c.is_whitespace() || matches!(c, ':' | ',' | ';' | ')' | '`' | '"');
+        let address = str::trim_end_matches(word, end);
+        [url(address), Cow::Borrowed(&word[address.len()..])].concat()
+    };
+    text.split_inclusive(char::is_whitespace)
+        .map(word)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,6 +51,23 @@ mod tests {
             ("what?.mar", "what?.mar"),
         ] {
             assert_eq!(url(given), shown, "{given}");
+        }
+    }
+
+    #[test]
+    fn a_sentence_keeps_all_but_what_may_be_secret() {
+        for (given, shown) in [
+            (
+                "from: https://h/m?sig=s: no answer",
+                "from: https://h/m?***: no answer",
+            ),
+            (
+                "`http://a:b@h/` or http://h?k, ok?",
+                "`http://a:b@h/` or http://h?***, ok?",
+            ),
+            ("no address:  none\n", "no address:  none\n"),
+        ] {
+            assert_eq!(sentence(given), shown, "{given}");
         }
     }
 }

@@ -22,7 +22,6 @@ fn keys(table: &Value) -> &Vec<Value> {
     table["settings"].as_array().unwrap()
 }
 
-/// A value for a key that is right and not its default, by its type as the table tells it.
 /// Made by openssl.
 const TRUSTED_KEY: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -38,6 +37,8 @@ const ALWAYS: [&str; 5] = [
     "TS_MANAGEMENT_TOKEN",
 ];
 
+/// A value for a key that is right and, where there is a choice, not its default, by its type as the
+/// table tells it.
 fn sample(key: &Value, index: usize) -> String {
     let (name, kind) = (key["key"].as_str().unwrap(), key["type"].as_str().unwrap());
     let default = key["default"].as_str().unwrap();
@@ -47,6 +48,7 @@ fn sample(key: &Value, index: usize) -> String {
         ("rate_limit_resources", _) => "gpu:1".to_owned(),
         ("log_filter", _) => "debug".to_owned(),
         ("inference_token" | "management_token", _) => "long-enough".to_owned(),
+        ("keystore_type", _) => "PKCS12".to_owned(),
         ("allowed_sha256", _) => "/dev/null".to_owned(),
         ("trusted_keys", _) => TRUSTED_KEY.to_owned(),
         ("trusted_proxies", _) => "10.0.0.0/8".to_owned(),
@@ -220,7 +222,6 @@ fn five_faults_in_sixty_keys_are_told_in_one_run_each_with_its_line() {
             sample(key, 0)
         ));
     }
-    config.truncate(61);
     let wrong = [
         ("inference_address", "127.0.0.1:8080"),
         ("job_queue_size", "1e3"),
@@ -228,6 +229,16 @@ fn five_faults_in_sixty_keys_are_told_in_one_run_each_with_its_line() {
         ("disable_system_metrics", "yes"),
         ("allowed_urls", "http://(.*"),
     ];
+    let mut surplus = config.len() - 61;
+    config.retain(|line| {
+        let stays = surplus == 0
+            || line.starts_with('#')
+            || wrong
+                .iter()
+                .any(|(key, _)| line.starts_with(&format!("{key}=")));
+        surplus -= usize::from(!stays);
+        stays
+    });
     for (key, value) in wrong {
         let line = config
             .iter_mut()
@@ -336,14 +347,26 @@ fn limits_on_requests_and_answers_are_in_force() {
 
 #[test]
 fn headers_that_are_configured_are_sent_and_looked_for() {
-    for (key, header) in [
-        ("cors_allowed_origin", "access-control-allow-origin"),
-        ("cors_allowed_methods", "access-control-allow-methods"),
-        ("cors_allowed_headers", "access-control-allow-headers"),
+    for (key, value, header) in [
+        (
+            "cors_allowed_origin",
+            "https://a",
+            "access-control-allow-origin",
+        ),
+        (
+            "cors_allowed_methods",
+            "a, b",
+            "access-control-allow-methods",
+        ),
+        (
+            "cors_allowed_headers",
+            "a, b",
+            "access-control-allow-headers",
+        ),
     ] {
-        from_each_source(key, "a, b", "", |server| {
+        from_each_source(key, value, "", |server| {
             let answer = server.infer("GET", "/ping").send().expect(200);
-            assert_eq!(answer.header(header), Some("a, b"));
+            assert_eq!(answer.header(header), Some(value));
         });
     }
 }

@@ -19,7 +19,7 @@ use ts_types::{Classify as _, ErrorClass, Reply, RequestId, with_causes};
 
 use super::events::Wanted;
 use super::{RestError, coding, events};
-use crate::status;
+use crate::{redact, status};
 
 /// Why a request was not taken, in a word.
 const REFUSAL_REASON: HeaderName = HeaderName::from_static("x-refusal-reason");
@@ -135,8 +135,9 @@ pub(crate) fn failure(error: &RestError, id: &RequestId) -> HttpResponse {
     response
 }
 
+/// The client gave the addresses in what it is told; a log has other readers.
 fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
-    let causes = || with_causes(error);
+    let causes = || redact::sentence(&with_causes(error));
     match class {
         _ if matches!(error, RestError::NegativeWorkers { .. }) => {
             tracing::debug!(request_id = %id, "{error}");
