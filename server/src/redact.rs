@@ -63,7 +63,7 @@ mod tests {
             ),
             (
                 "`http://a:b@h/` or http://h?k, ok?",
-                "`http://a:b@h/` or http://h?***, ok?",
+                "`http://***@h/` or http://h?***, ok?",
             ),
             ("no address:  none\n", "no address:  none\n"),
         ] {
