@@ -7,13 +7,13 @@ use std::io::{self, Write as _};
 use std::time::Duration;
 
 use ts_server::bench::Telling;
-use ts_types::ModelName;
+use ts_types::{ModelName, Version};
 
 const ROUNDS: usize = 9;
 const REQUESTS: u32 = 100_000;
 
 fn main() -> anyhow::Result<()> {
-    let telling = Telling::start(&ModelName::new("m")?)?;
+    let telling = Telling::new(&ModelName::new("m")?, &Version::new("1.0")?);
     let nanos = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(REQUESTS);
     let (mut ids, mut metrics) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {

@@ -94,6 +94,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         declared.server,
         settings.metrics.for_triton,
     );
+    metrics.install()?;
     let _metric_log = MetricLog::start(&metrics)?;
     let gpus = Arc::<Gpus>::default();
     let work_dir = WorkDir::create(&temp_dir).with_context(|| {
@@ -116,7 +117,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
     let edge = web::Data::new(Edge {
         inference,
         management: Arc::clone(&management),
-        guard: guard(&settings, &metrics)?,
+        guard: guard(&settings)?,
         intake: body::Intake {
             limits: body::Limits {
                 bytes: settings.http.max_request_bytes.min(memory.limit()),
@@ -258,7 +259,7 @@ fn load_tls(settings: &Settings) -> anyhow::Result<Option<Arc<Tls>>> {
     Ok(Some(tls.context("TLS cannot be served")?))
 }
 
-fn guard(settings: &Settings, metrics: &Metrics) -> anyhow::Result<Guard> {
+fn guard(settings: &Settings) -> anyhow::Result<Guard> {
     let tokens = if !settings.token_authorization {
         None
     } else if settings.tokens.is_empty() {
@@ -286,7 +287,7 @@ fn guard(settings: &Settings, metrics: &Metrics) -> anyhow::Result<Guard> {
         );
         Some(Tokens::Given(keys))
     };
-    Ok(Guard::new(settings.enable_model_api, tokens, metrics))
+    Ok(Guard::new(settings.enable_model_api, tokens))
 }
 
 /// The number that workers and threads are counted by, and why it is not another.

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::test::TestRequest;
+use ts_metrics::{Metrics, Mode};
 use ts_serving::bench::{Counted, Named};
-use ts_types::ModelName;
+use ts_types::{ModelName, Version};
 
 use crate::rest::trace::request_id;
-use crate::telemetry::{Exporter, RequestContext, ResponseCounts};
+use crate::telemetry::ResponseCounts;
 
 /// Time of so many requests.
 #[derive(Debug, Clone, Copy)]
@@ -24,25 +25,20 @@ pub struct Spent {
 
 /// Tells of requests.
 pub struct Telling {
-    counts: ResponseCounts,
+    responses: ResponseCounts,
     counted: Counted,
     named: Named,
-    exporter: Exporter,
 }
 
 impl Telling {
-    /// Installs the recorder that the server has.
-    ///
-    /// # Errors
-    /// There is one already.
-    pub fn start(model: &ModelName) -> anyhow::Result<Self> {
-        let exporter = Exporter::install()?;
-        Ok(Self {
-            counts: ResponseCounts::new(),
-            counted: Counted::new(model)?,
+    /// Of requests to a version of a model.
+    pub fn new(model: &ModelName, version: &Version) -> Self {
+        let metrics = Metrics::new(Mode::Log, None, false);
+        Self {
+            responses: ResponseCounts::new(&metrics),
+            counted: Counted::new(&metrics, model, version),
             named: Named::default(),
-            exporter,
-        })
+        }
     }
 
     /// Does for some requests what the server does for each.
@@ -51,10 +47,9 @@ impl Telling {
         let began = Instant::now();
         for _ in 0..count {
             let id = request_id(&request);
-            let context = RequestContext { id: id.clone() };
             let (id, claim) = self.named.claim(&id);
             let mut headers = HeaderMap::new();
-            if let Ok(value) = HeaderValue::from_str(context.id.as_str()) {
+            if let Ok(value) = HeaderValue::from_str(id.as_str()) {
                 headers.insert(HeaderName::from_static("x-request-id"), value);
             }
             black_box((id, claim, headers));
@@ -63,10 +58,11 @@ impl Telling {
         let began = Instant::now();
         for _ in 0..count {
             self.counted.request(black_box(began));
-            self.counts.count(black_box(StatusCode::OK));
+            self.responses.count(black_box(StatusCode::OK));
         }
-        let metrics = began.elapsed();
-        self.exporter.upkeep();
-        Spent { ids, metrics }
+        Spent {
+            ids,
+            metrics: began.elapsed(),
+        }
     }
 }

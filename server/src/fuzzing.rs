@@ -17,7 +17,7 @@ use crate::cli::Options;
 use crate::rest::body::{self, Intake, Limits};
 use crate::rest::query::Parameters;
 use crate::rest::torchserve::management;
-use crate::settings::{self, Address, Environment, Machine, StartupModels};
+use crate::settings::{self, Address, DefaultPorts, Environment, Machine, StartupModels};
 
 /// Parameters in order, and what a registration or a scaling makes of them.
 pub type Parsed = (Vec<(String, String)>, Vec<Result<String, String>>);
@@ -165,5 +165,9 @@ pub fn startup_models(text: &str) -> Option<Vec<(Option<String>, String)>> {
 /// # Errors
 /// As at start.
 pub fn address(text: &str, default_port: u16) -> Result<String, String> {
-    Address::parse(text, default_port).map(|address| address.to_string())
+    let ports = DefaultPorts {
+        http: default_port,
+        https: default_port,
+    };
+    Address::parse(text, ports).map(|address| address.to_string())
 }

@@ -1,6 +1,8 @@
 //! The page: Prometheus' text format 0.0.4, as TorchServe's client library writes it
 //! (*torchserve-contract* 6.1). Families in order of their names, series in order of their labels.
 
+use metrics_exporter_prometheus::formatting::{write_help_line, write_type_line};
+
 use crate::number;
 use crate::registry::{Family, Metrics};
 use crate::series::{Kind, Series, Value};
@@ -35,8 +37,8 @@ impl Family {
             return;
         }
         let name = self.name();
-        page.extend(["# HELP ", name, " ", self.help(), "\n"]);
-        page.extend(["# TYPE ", name, " ", self.kind().as_str(), "\n"]);
+        write_help_line(page, name, None, None, self.help());
+        write_type_line(page, name, None, None, self.kind().as_str());
         for series in all.values() {
             self.write_series(page, series, &endings);
         }
@@ -113,9 +115,13 @@ mod tests {
             counter.series(Labels::new([("M", "y")])),
             counter.series(Labels::new([("M", "x")])),
         );
-        (x.record(0.5), x.record(0.25), y.count());
+        x.record(0.5);
+        x.record(0.25);
+        y.count();
         let depth = histogram.series(Labels::new([]));
-        (depth.record(0.005), depth.record(0.3), depth.record(11.0));
+        depth.record(0.005);
+        depth.record(0.3);
+        depth.record(11.0);
         let page = metrics.page(&[]);
         let start = "# HELP Alpha Torchserve prometheus counter metric with unit: a\\\\b\n\
                      # TYPE Alpha counter\nAlpha{M=\"x\",} 1.0\nAlpha{M=\"y\",} 0.75\n\

@@ -158,6 +158,42 @@ impl Metrics {
     /// # Errors
     /// One of its samples would have another one's name.
     pub fn family(&self, name: &str, kind: Kind, unit: &str) -> Result<Arc<Family>, NameTaken> {
+        let logged = self.mode != Mode::Prometheus;
+        self.add(Family {
+            name: name.to_owned(),
+            kind,
+            unit: unit.to_owned(),
+            help: help_of(kind, unit),
+            bounds: crate::names::HANDLER_BOUNDS.into(),
+            journal: logged.then(|| (Arc::clone(&self.journal), LogTarget::Model)),
+            series: Mutex::default(),
+        })
+    }
+
+    /// A new family that no log tells of.
+    ///
+    /// # Errors
+    /// As for [`Metrics::family`].
+    pub(crate) fn plain_family(
+        &self,
+        name: &str,
+        kind: Kind,
+        unit: &str,
+        about: &str,
+    ) -> Result<Arc<Family>, NameTaken> {
+        self.add(Family {
+            name: name.to_owned(),
+            kind,
+            unit: unit.to_owned(),
+            help: about.to_owned(),
+            bounds: crate::names::HANDLER_BOUNDS.into(),
+            journal: None,
+            series: Mutex::default(),
+        })
+    }
+
+    fn add(&self, family: Family) -> Result<Arc<Family>, NameTaken> {
+        let (name, kind) = (&family.name, family.kind);
         let mut families = self.families.write();
         let builtins = crate::names::ALL.iter().map(|one| (one.name, one.kind));
         let living = families.values().map(|one| (one.name.as_str(), one.kind));
@@ -166,22 +202,13 @@ impl Metrics {
                 .any(|sample| sample_names(name, kind).any(|own| own == sample));
             if clash {
                 return Err(NameTaken {
-                    name: name.to_owned(),
+                    name: name.clone(),
                     family: other.to_owned(),
                 });
             }
         }
-        let logged = self.mode != Mode::Prometheus;
-        let family = Arc::new(Family {
-            name: name.to_owned(),
-            kind,
-            unit: unit.to_owned(),
-            help: help_of(kind, unit),
-            bounds: crate::names::HANDLER_BOUNDS.into(),
-            journal: logged.then(|| (Arc::clone(&self.journal), LogTarget::Model)),
-            series: Mutex::default(),
-        });
-        families.insert(name.to_owned(), Arc::clone(&family));
+        let family = Arc::new(family);
+        families.insert(family.name.clone(), Arc::clone(&family));
         Ok(family)
     }
 
@@ -200,7 +227,6 @@ impl Metrics {
 /// TorchServe's help text.
 fn help_of(kind: Kind, unit: &str) -> String {
     let kind = kind.as_str();
-    let unit = unit.replace('\\', "\\\\").replace('\n', "\\n");
     format!("Torchserve prometheus {kind} metric with unit: {unit}")
 }
 
@@ -273,9 +299,11 @@ mod tests {
         let labels = ["m", "default", "h"];
         let of_one = metrics.builtin(&names::REQUESTS, &labels);
         let of_other = metrics.builtin(&names::REQUESTS, &labels);
-        (of_one.count(), of_other.count());
+        of_one.count();
+        of_other.count();
         of_one.retire();
-        (of_one.count(), of_one.retire());
+        of_one.count();
+        of_one.retire();
         drop(of_one);
         assert!(metrics.page(&[]).contains("hostname=\"h\",} 3.0\n"));
         drop(of_other);

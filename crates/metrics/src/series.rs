@@ -57,6 +57,8 @@ impl Labels {
         for (name, value) in kept {
             page.push_str(&name);
             page.push_str("=\"");
+            // Not by the exporter's function: it lets `\"` and `"` become one, and this text is the
+            // series' identity.
             for c in value.chars().take(MAX_LABEL_CHARS) {
                 match c {
                     '\\' => page.push_str("\\\\"),
@@ -111,11 +113,15 @@ impl Cell {
     }
 
     pub(crate) fn add(&self, value: f64) {
-        let sum = |bits| Some((f64::from_bits(bits) + value).to_bits());
+        self.change(|now| now + value);
+    }
+
+    fn change(&self, change: impl Fn(f64) -> f64) {
+        let changed = |bits| Some(change(f64::from_bits(bits)).to_bits());
         // The closure always gives a value, so this always succeeds.
         let _before = self
             .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
     }
 
     pub(crate) fn take(&self) -> f64 {
@@ -224,6 +230,17 @@ impl Metric {
     /// Adds one to a counter.
     pub fn count(&self) {
         self.record(1.0);
+    }
+
+    /// Makes another value of a counter's or a gauge's. No log tells of it.
+    pub(crate) fn change(&self, change: impl Fn(f64) -> f64) {
+        if let Value::Single(cell) = &self.series.value {
+            cell.change(change);
+        }
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.family.kind()
     }
 
     /// Lets go of the series before the handle is dropped.

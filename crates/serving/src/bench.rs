@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::task::JoinSet;
+use ts_metrics::Metrics;
 use ts_types::{
-    Gather, IdError, InferRequest, LevelPolicy, ModelName, Part, Reply, RequestId, RequestKind,
-    Urgency, Version,
+    Gather, InferRequest, LevelPolicy, ModelName, Part, Reply, RequestId, RequestKind, Urgency,
+    Version,
 };
 
 use crate::batch::BatchPolicy;
-use crate::job::{Job, Ran};
-use crate::metrics::ModelMetrics;
+use crate::job::{Job, Ran, Timing};
+use crate::metrics::{CoreMetrics, ModelMetrics};
 use crate::names::Names;
 use crate::queue::{Queue, QueueRules, Taken};
 
@@ -29,24 +30,32 @@ impl Named {
     }
 }
 
-/// The metrics of a model.
-pub struct Counted(ModelMetrics);
+/// The metrics of a model, and those that it shares with all others.
+pub struct Counted {
+    model: ModelMetrics,
+    core: CoreMetrics,
+}
 
 impl Counted {
-    /// Those of version 1.0.
-    ///
-    /// # Errors
-    /// None, for a version that is valid.
-    pub fn new(model: &ModelName) -> Result<Self, IdError> {
-        Ok(Self(ModelMetrics::new(model, &Version::new("1.0")?)))
+    /// Those of a version.
+    pub fn new(metrics: &Metrics, model: &ModelName, version: &Version) -> Self {
+        Self {
+            model: ModelMetrics::new(metrics, model, version),
+            core: CoreMetrics::new(metrics),
+        }
     }
 
     /// A request in a batch of its own, from its arrival to its answer.
     pub fn request(&self, arrived: Instant) {
-        self.0.arrived(false);
-        self.0.batch_done(Duration::from_micros(50));
-        self.0
-            .answered(false, arrived.elapsed(), Duration::from_micros(20));
+        let timing = Timing {
+            queue: Duration::from_micros(20),
+            batch: Duration::from_micros(30),
+            handler: Duration::from_micros(10),
+        };
+        self.model.arrived(false);
+        self.model.batch_done(&self.core, 1, timing.batch);
+        self.model
+            .answered(&self.core, false, arrived.elapsed(), &timing);
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use ts_metrics::Metrics;
-
 use super::keys::Bearer;
 use super::metrics::Refusals;
 use super::policy::{Rules, decide};
@@ -44,11 +42,11 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// `tokens` is `None` when requests need none.
-    pub(crate) fn new(model_api: bool, tokens: Option<Tokens>, metrics: &Metrics) -> Self {
+    pub(crate) fn new(model_api: bool, tokens: Option<Tokens>) -> Self {
         Self {
             model_api,
             tokens: tokens.map(Arc::new),
-            refusals: Arc::new(Refusals::new(metrics)),
+            refusals: Arc::new(Refusals::new()),
         }
     }
 
@@ -76,9 +74,9 @@ impl Guard {
         decide(action, rules, bearer).inspect_err(|denied| match denied {
             Denied::SwitchedOff => {}
             Denied::Token | Denied::RenewalToken if authorization.is_none() => {
-                self.refusals.missing.count();
+                self.refusals.missing.increment(1);
             }
-            Denied::Token | Denied::RenewalToken => self.refusals.wrong.count(),
+            Denied::Token | Denied::RenewalToken => self.refusals.wrong.increment(1),
         })
     }
 

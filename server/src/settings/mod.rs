@@ -13,7 +13,7 @@ mod resolve;
 pub(crate) mod show;
 mod sources;
 
-pub(crate) use address::{Address, scheme};
+pub(crate) use address::{Address, DefaultPorts, scheme};
 pub(crate) use devices::{VISIBLE, find as find_devices};
 #[cfg(feature = "fuzzing")]
 pub(crate) use models::parse_overrides;
