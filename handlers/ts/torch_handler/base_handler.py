@@ -1,8 +1,6 @@
 """The handler that most handlers derive from: load, preprocess, infer, postprocess."""
 
-import logging
 import os
-import pickle
 import time
 from typing import Any
 
@@ -10,10 +8,16 @@ import torch
 
 from ts._runtime.loader import import_file
 from ts.handler_utils.timer import timed
-from ts.torch_handler.compilation import compiled
+from ts.torch_handler import devices, formats, profiling
+from ts.torch_handler.compilation import asks_for_aot, compiled
 from ts.utils.util import list_classes_from_module, load_label_mapping
 
-logger = logging.getLogger(__name__)
+# What `_load_model` reads, for whoever packed something else.
+_FORMATS = (
+    "TorchScript (`.pt`), `.pt2` packages (exported, or compiled ahead of time), ONNX (`.onnx`), "
+    "libraries compiled ahead of time (`.so`, with `pt2.export.aot_compile`), and state dicts "
+    "(`.pt`, `.pth`, `.bin`, `.safetensors`) beside a model file"
+)
 
 
 class BaseHandler:
@@ -46,20 +50,8 @@ class BaseHandler:
         self.initialized = True
 
     def _choose_device(self, gpu_id: int | str | None) -> None:
-        self.map_location = "cpu"
-        self.device = torch.device("cpu")
-        if gpu_id is None:
-            return
-        if torch.cuda.is_available():
-            self.map_location = "cuda"
-            self.device = torch.device(f"cuda:{gpu_id}")
-            if torch.cuda.get_device_capability(self.device) >= (8, 0):
-                torch.set_float32_matmul_precision("high")
-        elif torch.backends.mps.is_available():
-            self.map_location = "mps"
-            self.device = torch.device("mps")
-        else:
-            logger.warning("torch cannot reach GPU %s; the model runs on the CPU", gpu_id)
+        place = devices.place(gpu_id)
+        self.device, self.map_location = place.device, place.map_location
 
     def _load_model(self, model_dir: str, entry: dict[str, Any]) -> None:
         serialized_file = entry.get("serializedFile")
@@ -73,24 +65,41 @@ class BaseHandler:
                 "No model weights could be loaded: the manifest names neither a serialized file "
                 "nor a model file"
             )
-        elif path.endswith(".onnx"):
-            self.model = setup_ort_session(path, self.map_location)
-            return
         elif path.endswith(".pt"):
             self.model = self._load_torchscript_model(path)
+        elif path.endswith(".onnx"):
+            self.model = setup_ort_session(path, self.map_location)
+        elif path.endswith(".pt2"):
+            self.model = formats.load_pt2(path, self.device)
+        elif path.endswith(".so") and self._use_torch_export_aot_compile():
+            self.model = self._load_torch_export_aot_compile(path)
         else:
             raise RuntimeError(
-                f"No model weights could be loaded: `{serialized_file}` is neither `.pt` nor "
-                "`.onnx`. State dicts need a model file too; override `initialize` for others"
+                f"No model weights could be loaded from `{serialized_file}`. BaseHandler reads "
+                f"{_FORMATS}. Override `initialize` for others"
             )
-        self.model.to(self.device)
-        self.model.eval()
-        self.model = compiled(self.model, self.model_yaml_config.get("pt2"))
+        # What is compiled or a session already is neither moved nor compiled again.
+        if isinstance(self.model, torch.nn.Module):
+            self._settle_model()
+
+    def _settle_model(self) -> None:
+        if not (self.model_pt_path or "").endswith(".pt2"):
+            # An exported program has no training mode, and says so when it is left.
+            self.model.to(self.device)
+            self.model.eval()
+        plain = self.model
+        self.model = compiled(plain, self.model_yaml_config.get("pt2"))
+        if self.model is plain:
+            self.model = devices.optimised_for_intel(plain)
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
-        return torch.jit.load(  # type: ignore[no-untyped-call]
-            model_pt_path, map_location=self.device
-        )
+        return formats.load_torchscript(model_pt_path, self.device)
+
+    def _use_torch_export_aot_compile(self) -> bool:
+        return asks_for_aot(self.model_yaml_config.get("pt2"))
+
+    def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
+        return formats.load_aot_library(model_so_path, self.device)
 
     def _load_pickled_model(
         self, model_dir: str, model_file: str, model_pt_path: str | None
@@ -107,7 +116,7 @@ class BaseHandler:
             )
         model: torch.nn.Module = classes[0]()
         if model_pt_path:
-            model.load_state_dict(_load_state(model_pt_path, self.device))
+            model.load_state_dict(formats.load_state(model_pt_path, self.map_location))
         return model
 
     @timed
@@ -118,6 +127,8 @@ class BaseHandler:
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Model input to model output."""
+        if formats.is_onnx_session(self.model):
+            return formats.run_onnx(self.model, data)
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
@@ -135,13 +146,26 @@ class BaseHandler:
         elif self._is_explain():
             # Gradients are what an explanation is made of, so not under inference mode.
             output = self.explain_handle(self.preprocess(data), data)
+        elif profiling.is_enabled():
+            output, _ = self._infer_with_profiler(data)
         else:
-            # All steps, since a tensor that a step keeps must not keep the autograd graph alive.
-            with torch.inference_mode():
-                output = self.postprocess(self.inference(self.preprocess(data)))
+            output = self._infer(data)
         elapsed_ms = (time.perf_counter() - started) * 1000.0
         context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
         return output
+
+    def _infer(self, data: Any) -> list[Any]:
+        # All steps, since a tensor that a step keeps must not keep the autograd graph alive.
+        with torch.inference_mode():
+            output: list[Any] = self.postprocess(self.inference(self.preprocess(data)))
+        return output
+
+    def _infer_with_profiler(self, data: Any) -> tuple[list[Any], torch.profiler.profile]:
+        """One batch and its profile, which `profiler_args` shapes."""
+        name = getattr(self.context, "model_name", None) or "model"
+        with profiling.profiler(self.profiler_args, name) as profile:
+            output = self._infer(data)
+        return output, profile
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
         """Explains the first request through `get_insights`, which a subclass provides."""
@@ -174,36 +198,6 @@ class BaseHandler:
 
 
 def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
-    """An ONNX Runtime session. It is not callable, so `inference` has to be overridden."""
-    try:
-        import onnxruntime
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"`{model_pt_path}` needs the package `onnxruntime`", name=missing.name
-        ) from missing
-    providers = ["CPUExecutionProvider"]
-    if map_location == "cuda":
-        providers.insert(0, "CUDAExecutionProvider")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(model_pt_path, providers=providers, sess_options=options)
-
-
-def _load_state(path: str, device: Any) -> Any:
-    """A state dict, from a safetensors file or from torch's own format."""
-    if path.endswith(".safetensors"):
-        try:
-            from safetensors.torch import load_file
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(
-                f"`{path}` needs the package `safetensors`", name=missing.name
-            ) from missing
-        return load_file(path, device=str(device))
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as refused:
-        # A full pickle runs whatever code it brings.
-        raise RuntimeError(
-            f"`{path}` holds more than weights and is not loaded. Save `model.state_dict()`, or "
-            f"load the file in `initialize` of a handler that trusts it: {refused}"
-        ) from refused
+    """A session of ONNX Runtime with the threads that torch has here. It is run and not called:
+    `BaseHandler.inference` does so by the order of its inputs."""
+    return formats.load_onnx(model_pt_path, map_location == "cuda", torch.get_num_threads())

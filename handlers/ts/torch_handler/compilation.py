@@ -19,7 +19,11 @@ def compiled(model: Any, pt2: Any) -> Any:
     if backend is not None and not check_valid_pt2_backend(backend):
         return model
     try:
-        # torch compiles at the first call, so what fails here is the choice of options.
+        from torch import _dynamo
+
+        # Torch compiles at the first call; what cannot be compiled then runs as it is, with a
+        # warning of torch's. What fails here is the choice of options.
+        _dynamo.config.suppress_errors = True
         result = torch.compile(model, **options)
     except Exception as refused:
         logger.warning("Compiling the model failed, it is served uncompiled: %s", refused)
@@ -27,6 +31,12 @@ def compiled(model: Any, pt2: Any) -> Any:
     described = ", ".join(f"{key} {value}" for key, value in options.items())
     logger.info("Compiled model with %s", described or "the default backend")
     return result
+
+
+def asks_for_aot(pt2: Any) -> bool:
+    """Whether `pt2.export.aot_compile` says that the model is compiled already."""
+    export = pt2.get("export") if isinstance(pt2, dict) else None
+    return isinstance(export, dict) and export.get("aot_compile") is True
 
 
 def _options(pt2: Any) -> dict[str, Any] | None:
