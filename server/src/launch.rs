@@ -11,13 +11,13 @@ use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal};
 
-use crate::app;
 use crate::cli::{Command, Options};
 use crate::settings::{
     Environment, Machine, Settings, SettingsError, VISIBLE, find_devices, load, raw::Raw, resolve,
     show,
 };
 use crate::snapshots::{Files, Restoring};
+use crate::{app, arenas};
 
 /// How long `--stop --foreground` waits.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -48,6 +48,10 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> ExitCode {
+    let serves_here = options.foreground || options.detached;
+    if serves_here {
+        arenas::settle(environment);
+    }
     if !options.detached {
         match pid_file.read() {
             Recorded::Server(_) => {
@@ -78,7 +82,6 @@ fn start(options: &Options, environment: &Environment, pid_file: &PidFile) -> Ex
             return ExitCode::FAILURE;
         }
     };
-    let serves_here = options.foreground || options.detached;
     let started = if serves_here {
         let recorded = if options.detached {
             settle_in_background()

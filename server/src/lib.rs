@@ -23,6 +23,7 @@
 )]
 
 mod app;
+mod arenas;
 mod auth;
 #[cfg(feature = "bench")]
 #[doc(hidden)]

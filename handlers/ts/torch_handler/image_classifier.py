@@ -11,7 +11,7 @@ from ts.torch_handler.vision_handler import VisionHandler
 from ts.utils.util import map_class_to_label
 
 
-def _in_colour(image: Image.Image) -> Image.Image:
+def in_colour(image: Image.Image) -> Image.Image:
     """Three channels, which the normalisation below needs; most images have them already."""
     return image if image.mode == "RGB" else image.convert("RGB")
 
@@ -23,7 +23,7 @@ class ImageClassifier(VisionHandler):
     # How models of torchvision were trained on ImageNet.
     image_processing = transforms.Compose(
         [
-            transforms.Lambda(_in_colour),
+            transforms.Lambda(in_colour),
             transforms.Resize(256),
             transforms.CenterCrop(224),
             transforms.ToTensor(),

@@ -10,6 +10,7 @@ from PIL import Image
 
 from ts.handler_utils.timer import timed
 from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.formats import needed
 
 
 class VisionHandler(BaseHandler, ABC):
@@ -26,8 +27,10 @@ class VisionHandler(BaseHandler, ABC):
     @timed
     def preprocess(self, data: Any) -> torch.Tensor:
         """A batch from encoded images (bytes, or base64 text) or nested lists of numbers."""
-        images = [self._image(_value(row)) for row in data]
-        return torch.stack(images).to(self.device)
+        return torch.stack(self._images(data)).to(self.device)
+
+    def _images(self, data: Any) -> list[torch.Tensor]:
+        return [self._image(value_of(row)) for row in data]
 
     def _image(self, value: Any) -> torch.Tensor:
         if isinstance(value, str):
@@ -40,18 +43,13 @@ class VisionHandler(BaseHandler, ABC):
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> list[Any]:
         """Integrated gradients of the prediction for `target`."""
-        try:
-            from captum.attr import IntegratedGradients
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(
-                "explanations need the package `captum`", name=missing.name
-            ) from missing
-        attribute = IntegratedGradients(self.model).attribute
+        attr = needed("captum.attr", "explaining a prediction")
+        attribute = attr.IntegratedGradients(self.model).attribute
         return attribute(tensor_data, target=target, n_steps=15).tolist()  # type: ignore[no-any-return]
 
 
-def _value(row: Any) -> Any:
-    """The image of one request, by either of its usual names."""
+def value_of(row: Any) -> Any:
+    """What one request brings, by either of its usual names."""
     if not isinstance(row, dict):
         return row
     return row.get("data") or row.get("body")
