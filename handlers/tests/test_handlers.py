@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import logging
+import sys
 import threading
 from pathlib import Path
 
@@ -268,7 +269,8 @@ def test_the_limit_on_pixels(classifier, monkeypatch, limit, kind):
 
 
 def test_an_explanation_without_captum_says_what_is_missing(classifier, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "captum", None)
+    for name in ("captum", "captum.attr"):
+        monkeypatch.setitem(sys.modules, name, None)
     kind, *_ = classifier().run([item(png(), explain="True")])
     assert kind == "handler_failed"
     assert "captum" in capsys.readouterr().err

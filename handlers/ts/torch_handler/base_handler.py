@@ -171,7 +171,7 @@ class BaseHandler:
         """Explains the first request through `get_insights`, which a subclass provides."""
         inputs, target = raw_data[0], 0
         if isinstance(inputs, dict):
-            target = inputs.get("target") or 0
+            target = _index(inputs.get("target") or 0)
             inputs = inputs.get("data") or inputs.get("body")
         return self.get_insights(data_preprocess, inputs, target)
 
@@ -195,6 +195,11 @@ class BaseHandler:
     def get_device(self) -> Any:
         """The device of the model."""
         return self.device
+
+
+def _index(target: Any) -> Any:
+    """A number that came as text of a form; anything else as it is."""
+    return int(target) if isinstance(target, str | bytes | bytearray) else target
 
 
 def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
