@@ -1,0 +1,1 @@
+"""What prepares inputs outside of Python."""

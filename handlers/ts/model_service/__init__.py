@@ -1,0 +1,1 @@
+"""Forms of handlers from before TorchServe."""

@@ -1,0 +1,1 @@
+"""Handlers of models that a group of processes shares."""
