@@ -111,12 +111,12 @@ pub(crate) fn serving(authority: &Authority, more: &[&str]) -> Running {
     server
 }
 
-fn place(url: &str) -> &str {
+pub(crate) fn place(url: &str) -> &str {
     url.split_once("://").unwrap().1
 }
 
 /// A connection of one client, which has shaken hands.
-fn connect(
+pub(crate) fn connect(
     url: &str,
     config: ClientConfig,
 ) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
@@ -370,7 +370,7 @@ fn what_is_wrong_with_the_files_ends_the_start() {
     );
 }
 
-fn has(tool: &str) -> bool {
+pub(crate) fn has(tool: &str) -> bool {
     Command::new(tool).arg("--help").output().is_ok()
 }
 

@@ -32,7 +32,7 @@ pub(crate) use error::RestError;
 pub(crate) use peer::Proxies;
 use routes::Route;
 pub(crate) use routes::Surface;
-pub(crate) use trace::{Ending, Traffic};
+pub(crate) use trace::{Owed, Traffic};
 
 use crate::auth::{Action, Guard};
 use crate::telemetry::{Gpus, LogFilter, Traces};
