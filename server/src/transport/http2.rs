@@ -103,7 +103,7 @@ where
                     End::Answered => u32::saturating_sub(given_up, 1),
                     End::GivenUp => given_up + 1,
                 };
-                if given_up > MAX_GIVEN_UP {
+                if given_up == MAX_GIVEN_UP {
                     tracing::debug!(?peer, "a client gives up what it asks for, again and again");
                     connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
                 }
