@@ -101,12 +101,18 @@ fn encrypted(authority: &Authority, lines: &[&str]) -> Server {
         .fold(server, |server, line| server.config(line))
 }
 
-/// A server with a certificate of this authority; its files lie where it was started.
-pub(crate) fn serving(authority: &Authority, more: &[&str]) -> Running {
+/// A server with a certificate of this authority, that has not been started; its files lie in its
+/// folder.
+pub(crate) fn certified(authority: &Authority, more: &[&str]) -> Server {
     let server = encrypted(authority, &[&PEM[..], more].concat());
     let issued = authority.issue(ExtendedKeyUsagePurpose::ServerAuth);
     issued.write(server.folder());
-    let server = server.start();
+    server
+}
+
+/// The same, running.
+pub(crate) fn serving(authority: &Authority, more: &[&str]) -> Running {
+    let server = certified(authority, more).start();
     server.wait_ready("m");
     server
 }

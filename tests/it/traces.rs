@@ -273,6 +273,19 @@ fn a_request_is_a_span_of_the_clients_trace_with_children_for_its_stages() {
 }
 
 #[test]
+fn an_encrypted_request_is_told_as_one() {
+    let collector = Collector::start(Duration::ZERO);
+    let authority = crate::tls::Authority::new();
+    let server = crate::tls::certified(&authority, &[])
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())
+        .env("OTEL_BSP_SCHEDULE_DELAY", "50");
+    let server = started(server);
+    let answer = server.infer("GET", "/ping").send().expect(200);
+    let spans = collector.trace(&server, answer.header("traceparent").unwrap());
+    assert_eq!(spans["root"].attribute("url.scheme"), "https");
+}
+
+#[test]
 fn a_batch_is_linked_to_the_other_requests_in_it() {
     let collector = Collector::start(Duration::ZERO);
     let server = server()

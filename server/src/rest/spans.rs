@@ -26,7 +26,8 @@ use percent_encoding::percent_decode_str;
 use ts_serving::{Course, Milestones};
 use ts_types::RequestId;
 
-use super::{Surface, operations};
+use super::operations;
+use crate::transport::Origin;
 
 /// What services add to a trace on its way (W3C Trace Context).
 pub(crate) const TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
@@ -57,7 +58,7 @@ impl RequestSpan {
     pub(crate) fn begin(
         tracer: &SdkTracer,
         request: &HttpRequest,
-        surface: Surface,
+        origin: &Origin,
         parent: Option<&str>,
         id: &RequestId,
         started: Instant,
@@ -79,12 +80,12 @@ impl RequestSpan {
         if span.is_recording() {
             let method = method(request.method());
             let path = percent_decode_str(request.uri().path()).decode_utf8_lossy();
-            let route = operations::template(surface, request.method(), &path);
+            let route = operations::template(origin.surface, request.method(), &path);
             span.update_name(match route {
                 Some(route) => format!("{method} {route}"),
                 None => method.to_owned(),
             });
-            span.set_attributes(attributes(request, method, route, id));
+            span.set_attributes(attributes(request, origin, method, route, id));
         }
         Self {
             tracer: tracer.clone(),
@@ -260,6 +261,7 @@ fn method(method: &Method) -> &'static str {
 
 fn attributes(
     request: &HttpRequest,
+    origin: &Origin,
     method: &'static str,
     route: Option<&'static str>,
     id: &RequestId,
@@ -277,11 +279,7 @@ fn attributes(
         Version::HTTP_2 => "2",
         _ => "1.1",
     };
-    let scheme = if request.app_config().secure() {
-        "https"
-    } else {
-        "http"
-    };
+    let scheme = if origin.encrypted { "https" } else { "http" };
     let named = if method == "HTTP" { "_OTHER" } else { method };
     let mut all = vec![
         KeyValue::new("http.request.method", named),
@@ -296,7 +294,9 @@ fn attributes(
         all.push(KeyValue::new("client.address", peer.ip().to_string()));
         all.push(KeyValue::new("client.port", i64::from(peer.port())));
     }
-    all.extend(text(HOST).map(|host| KeyValue::new("server.address", host)));
+    // HTTP/2 has it beside the path.
+    let host = text(HOST).or_else(|| request.uri().host().map(str::to_owned));
+    all.extend(host.map(|host| KeyValue::new("server.address", host)));
     all.extend(text(USER_AGENT).map(|agent| KeyValue::new("user_agent.original", agent)));
     all
 }

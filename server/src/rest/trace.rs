@@ -16,13 +16,13 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use ts_types::RequestId;
 
+use super::Edge;
 use super::cors::Cors;
 use super::operations::REGISTRATION;
 use super::spans::RequestSpan;
-use super::{Edge, Surface};
 use crate::redact;
 use crate::telemetry::{RequestContext, ResponseCounts, Traces};
-use crate::transport::Busy;
+use crate::transport::{Busy, Origin};
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const NEVER_STORED: HeaderValue =
@@ -300,14 +300,14 @@ impl Passage<'_> {
     pub(crate) fn begin(
         &mut self,
         request: &HttpRequest,
-        surface: Surface,
+        origin: &Origin,
         id: &RequestId,
         edge: &Edge,
     ) -> RequestContext {
         let client = trace_parent(request).and_then(|value| value.to_str().ok());
         let (tracer, started) = (edge.traces.as_ref().map(Traces::tracer), self.started);
         self.span =
-            tracer.map(|tracer| RequestSpan::begin(tracer, request, surface, client, id, started));
+            tracer.map(|tracer| RequestSpan::begin(tracer, request, origin, client, id, started));
         let trace_parent = match &self.span {
             Some(span) => Some(span.trace_parent().into()),
             None => client.map(Arc::from),

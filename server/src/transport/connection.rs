@@ -130,18 +130,21 @@ impl AsyncWrite for Stream {
 pub(crate) struct Origin {
     /// The APIs of its listener.
     pub(crate) surface: Surface,
+    /// Whether it is encrypted on its way.
+    pub(crate) encrypted: bool,
     requests: Arc<Requests>,
 }
 
 impl Origin {
     /// Of a request that came in by no connection.
     pub(crate) fn none() -> Self {
-        Self::of(Surface::NONE)
+        Self::of(Surface::NONE, false)
     }
 
-    fn of(surface: Surface) -> Self {
+    fn of(surface: Surface, encrypted: bool) -> Self {
         Self {
             surface,
+            encrypted,
             requests: Arc::default(),
         }
     }
@@ -251,10 +254,11 @@ impl Connection {
         edge: web::Data<Edge>,
         speaks_http2: bool,
     ) -> Self {
+        let encrypted = matches!(stream, Stream::Tls(_));
         Self {
             stream,
             peer,
-            origin: Origin::of(surface),
+            origin: Origin::of(surface, encrypted),
             limits,
             speaks_http2,
             begun: 0,

@@ -18,6 +18,7 @@ use ts_test::Running;
 
 use super::floods::{Kind, Raw};
 use super::run;
+use crate::shutdown::phases;
 use crate::tls::Authority;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -87,22 +88,6 @@ async fn call_until_refused(authority: &Authority, server: String, answered: Rc<
 }
 
 const BUSY: [&str; 2] = ["job_queue_size=1000", "drain_timeout=30"];
-
-fn phases(server: &Running) {
-    let output = server.output();
-    let mut rest = output.as_str();
-    for phase in [
-        "SIGTERM: stopping",
-        "no new connections after",
-        "every accepted request was answered after",
-        "all workers ended after",
-        "stopped, ",
-    ] {
-        let at = rest.find(phase);
-        let at = at.unwrap_or_else(|| panic!("no `{phase}` where it belongs in\n{output}"));
-        rest = &rest[at..];
-    }
-}
 
 #[test]
 fn no_accepted_request_is_lost_under_load() {
