@@ -2,6 +2,8 @@
 //! Dashboards are built on them: a change shows here (MT-03). Run with `UPDATE_REFERENCE=1` to write
 //! the golden file and the tables of docs/metrics.md anew.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where it fails")]
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
