@@ -144,11 +144,10 @@ def test_two_models_of_one_argument_are_listed(server):
 
 def test_both_ways_to_ask_for_a_compiled_model_are_told(server):
     """test_torch_compile, row 61: `pt2` as a text and as a dictionary."""
-    line = re.compile(r"W-\d+-(\w+)_1\.0-\w+ MODEL_LOG - .*Compiled model with (.+)")
+    line = re.compile(r" W-\d+-(\w+)_1\.0-std\w+ MODEL_LOG .*Compiled model with (.+)")
     # Importing what compiles takes half a minute on a busy machine.
     wait_until("both are told", lambda: len(line.findall(server.output)) == 2, limit=110)
-    told = dict(line.findall(server.output))
-    assert told == {
+    assert dict(line.findall(server.output)) == {
         "text": "backend inductor",
         "dictionary": "backend inductor, mode reduce-overhead",
     }
