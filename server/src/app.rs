@@ -132,7 +132,7 @@ async fn serve(plan: Plan<'_>, log: &Log) -> anyhow::Result<()> {
         traffic,
         metrics: Arc::clone(&metrics),
         gpus: Arc::clone(&gpus),
-        traces: Traces::start(environment),
+        traces: Traces::start(environment, &metrics),
         proxies: settings.trusted_proxies.clone(),
         log_filter: log.filter(),
     });

@@ -20,6 +20,7 @@ from programs import BINARIES, CORES, ROOT, Echo, PlainLoop, Server, benchmark, 
 from rounds import Subject, latencies, loaded, run_rounds, summary, table
 from scaling import scaling
 from scheduler import scheduler
+from slow_clients import slow_clients
 from telemetry import telemetry
 
 NOOP_BODY_BYTES = 100
@@ -145,6 +146,7 @@ SECTIONS = {
     "scheduler": scheduler,
     "burn": burn,
     "kill": kill,
+    "slow_clients": slow_clients,
     "demo": demo,
     "start": start,
     "scaling": scaling,

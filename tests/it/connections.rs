@@ -92,11 +92,10 @@ fn beyond_the_limit_clients_are_refused_at_once_and_old_ones_go_on() {
         "{:?}",
         begun.elapsed()
     );
-    assert!(
-        server
-            .output()
-            .contains("connections are refused: raise `max_connections`")
-    );
+    server.wait_until("it is told", || {
+        let told = "connections are refused: raise `max_connections`";
+        server.output().contains(told)
+    });
     let used = &mut old[3];
     let answer = head_of(used, PING);
     assert!(answer.contains("HTTP/1.1 200"), "{answer}");

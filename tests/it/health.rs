@@ -101,6 +101,51 @@ fn a_model_without_a_minimum_of_workers_keeps_nobody_from_being_ready() {
 }
 
 #[test]
+fn a_model_registered_beside_others_counts_when_its_workers_have_been_up() {
+    let server = serving("");
+    server.wait_until("it is ready", || is_ready(&server));
+    server.echo_model("slow", "1.0", SLOW);
+    server.echo_model(
+        "bad",
+        "1.0",
+        "minWorkers: 1\nmaxWorkers: 1\necho:\n  loadError: broken\n",
+    );
+    for model in ["slow", "bad"] {
+        let path = format!("/models?url={model}&initial_workers=1&synchronous=false");
+        server.manage("POST", &path).send().expect(202);
+    }
+    // They load; whoever is served goes on.
+    server.wait_until("one of them does not come up", || {
+        assert!(is_ready(&server));
+        server.output().contains("broken")
+    });
+    server.wait_until("the other one serves", || {
+        assert!(is_ready(&server));
+        let path = "/v2/models/slow/ready";
+        server.infer("GET", path).send().status == 200
+    });
+    // From here on it is missed: by its last worker as by that of any other.
+    kill(server.worker_pids("slow")[0]);
+    server.wait_until("its loss is told", || !is_ready(&server));
+    let why = server.manage("GET", "/v2/health/ready").send();
+    if why.status == 400 {
+        assert_eq!(why.json()["models"][0]["name"], "slow");
+    }
+    server.wait_until("it is ready again", || is_ready(&server));
+    // One that was scaled to zero is nobody's, until its workers have come back.
+    for (path, status) in [
+        (
+            "/models/slow?min_worker=0&max_worker=0&synchronous=true",
+            200,
+        ),
+        ("/models/slow?min_worker=1&max_worker=1", 202),
+    ] {
+        server.manage("PUT", path).send().expect(status);
+        assert!(is_ready(&server));
+    }
+}
+
+#[test]
 fn the_last_worker_decides() {
     for isolation in ["process", "thread"] {
         let config = format!(
@@ -168,12 +213,18 @@ fn a_model_that_the_start_could_not_load_is_missed_until_somebody_registers_it()
         why.json()["models"],
         json!([{ "name": "missing", "reason": "not registered" }])
     );
-    server.echo_model("missing", "1.0", "minWorkers: 1\nmaxWorkers: 1");
+    let slow = "minWorkers: 1\nmaxWorkers: 1\necho:\n  loadMicros: 1500000\n";
+    server.echo_model("missing", "1.0", slow);
     server
-        .manage("POST", "/models?url=missing&initial_workers=1")
+        .manage(
+            "POST",
+            "/models?url=missing&initial_workers=1&synchronous=false",
+        )
         .send()
-        .expect(200);
-    assert!(is_ready(&server));
+        .expect(202);
+    // It was to be there from the start.
+    assert!(!is_ready(&server));
+    server.wait_until("it has loaded", || is_ready(&server));
 }
 
 #[test]

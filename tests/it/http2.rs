@@ -1,6 +1,9 @@
 //! HTTP/2: the same answers and limits as over HTTP/1, and what only it has: streams, windows,
 //! resets, and a farewell.
 
+mod floods;
+mod stop;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -27,7 +30,7 @@ impl Client {
     async fn connect(authority: &Authority, server: &Running) -> Self {
         let mut config = authority.client(None, rustls::ALL_VERSIONS);
         config.alpn_protocols = vec![b"h2".to_vec()];
-        let place = server.inference.strip_prefix("https://").unwrap();
+        let place = crate::tls::place(&server.inference);
         let socket = tokio::net::TcpStream::connect(place).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
         let connector = TlsConnector::from(Arc::new(config));

@@ -101,22 +101,28 @@ fn encrypted(authority: &Authority, lines: &[&str]) -> Server {
         .fold(server, |server, line| server.config(line))
 }
 
-/// A server with a certificate of this authority; its files lie where it was started.
-pub(crate) fn serving(authority: &Authority, more: &[&str]) -> Running {
+/// A server with a certificate of this authority, that has not been started; its files lie in its
+/// folder.
+pub(crate) fn certified(authority: &Authority, more: &[&str]) -> Server {
     let server = encrypted(authority, &[&PEM[..], more].concat());
     let issued = authority.issue(ExtendedKeyUsagePurpose::ServerAuth);
     issued.write(server.folder());
-    let server = server.start();
+    server
+}
+
+/// The same, running.
+pub(crate) fn serving(authority: &Authority, more: &[&str]) -> Running {
+    let server = certified(authority, more).start();
     server.wait_ready("m");
     server
 }
 
-fn place(url: &str) -> &str {
+pub(crate) fn place(url: &str) -> &str {
     url.split_once("://").unwrap().1
 }
 
 /// A connection of one client, which has shaken hands.
-fn connect(
+pub(crate) fn connect(
     url: &str,
     config: ClientConfig,
 ) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
@@ -370,7 +376,7 @@ fn what_is_wrong_with_the_files_ends_the_start() {
     );
 }
 
-fn has(tool: &str) -> bool {
+pub(crate) fn has(tool: &str) -> bool {
     Command::new(tool).arg("--help").output().is_ok()
 }
 

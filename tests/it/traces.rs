@@ -39,6 +39,8 @@ struct Span {
     kind: SpanKind,
     times: (u64, u64),
     failed: bool,
+    /// Traces and spans.
+    links: Vec<(String, String)>,
     attributes: HashMap<String, String>,
 }
 
@@ -139,6 +141,11 @@ impl Collector {
                 .status
                 .as_ref()
                 .is_some_and(|s| s.code() == StatusCode::Error),
+            links: span
+                .links
+                .iter()
+                .map(|link| (hex(&link.trace_id), hex(&link.span_id)))
+                .collect(),
             attributes: as_text(&span.attributes),
         });
         spans.collect()
@@ -263,6 +270,67 @@ fn a_request_is_a_span_of_the_clients_trace_with_children_for_its_stages() {
         output.contains("spans were sent to the collector"),
         "{output}"
     );
+}
+
+#[test]
+fn an_encrypted_request_is_told_as_one() {
+    let collector = Collector::start(Duration::ZERO);
+    let authority = crate::tls::Authority::new();
+    let server = crate::tls::certified(&authority, &[])
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())
+        .env("OTEL_BSP_SCHEDULE_DELAY", "50");
+    let server = started(server);
+    let answer = server.infer("GET", "/ping").send().expect(200);
+    let spans = collector.trace(&server, answer.header("traceparent").unwrap());
+    assert_eq!(spans["root"].attribute("url.scheme"), "https");
+}
+
+#[test]
+fn a_batch_is_linked_to_the_other_requests_in_it() {
+    let collector = Collector::start(Duration::ZERO);
+    let server = server()
+        .echo_model(
+            "m",
+            "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 3\nmaxBatchDelay: 20000\nbatchGather: strict\n",
+        )
+        .args(&["--models", "m"])
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())
+        .env("OTEL_TRACES_SAMPLER", "parentbased_always_on")
+        .env("OTEL_BSP_SCHEDULE_DELAY", "50");
+    let server = started(server);
+    let parents = Mutex::new(Vec::new());
+    // The last one is not sampled: it has no span, and no link leads to it.
+    ts_test::at_once(["01", "01", "00"], |flags| {
+        let answer = server
+            .infer("POST", "/predictions/m")
+            .header("traceparent", &format!("00-{TRACE}-{CLIENT}-{flags}"))
+            .body("x")
+            .send()
+            .expect(200);
+        if flags == "01" {
+            let parent = answer.header("traceparent").unwrap().to_owned();
+            parents.lock().unwrap().push(parent);
+        }
+    });
+    let roots: Vec<String> = parents
+        .into_inner()
+        .unwrap()
+        .iter()
+        .map(|parent| parent.split('-').nth(2).unwrap().to_owned())
+        .collect();
+    server.wait_until("both have come", || {
+        let spans = collector.spans();
+        roots
+            .iter()
+            .all(|root| spans.iter().any(|span| span.id == *root))
+    });
+    let spans = collector.spans();
+    for (own, other) in [(0, 1), (1, 0)] {
+        let is_it = |span: &&Span| span.name == "batch" && span.parent == roots[own];
+        let batch = spans.iter().find(is_it).unwrap();
+        assert_eq!(batch.attribute("torchserve.batch.requests"), "3");
+        assert_eq!(batch.links, [(TRACE.to_owned(), roots[other].clone())]);
+    }
 }
 
 #[test]
@@ -443,6 +511,10 @@ fn a_collector_that_is_not_there_holds_up_nobody_and_is_told_once() {
         }
         server.wait_until("it is told", || server.output().contains(told));
     }
+    server.wait_until("what was dropped is counted", || {
+        let page = server.metrics("/metrics").send().page();
+        page.value("ts_spans_dropped_total", &[]) >= Some(25.0)
+    });
     let began = Instant::now();
     assert!(server.stop().success());
     assert!(began.elapsed() < Duration::from_secs(8));
@@ -472,6 +544,10 @@ fn a_slow_collector_holds_up_neither_requests_nor_the_end() {
     // Forty batches of 20 ms, and no answer of the collector's within that.
     let took = began.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
+    // Two hundred spans; sixteen wait, and a few have been taken at most.
+    let page = server.metrics("/metrics").send().page();
+    let dropped = page.value("ts_spans_dropped_total", &[]).unwrap();
+    assert!((100.0..200.0).contains(&dropped), "{dropped}");
     let began = Instant::now();
     assert!(server.stop().success());
     let took = began.elapsed();

@@ -189,6 +189,8 @@ builtins! {
     BROKEN_STREAMS = Builtin::own("ts_streams_broken_total", Kind::Counter, "Count", REQUEST, "Replies in parts that were broken off after their first part");
     /// Updates of a handler that found no room.
     SERIES_DROPPED = Builtin::own("ts_metric_series_dropped_total", Kind::Counter, "Count", &["metric"], "Updates of a handler's metric that are not recorded since it has too many combinations of labels");
+    /// Spans that did not reach the collector.
+    SPANS_DROPPED = Builtin::own("ts_spans_dropped_total", Kind::Counter, "Count", &[], "Spans that the collector did not take, or that found no room in the queue to it");
     /// Calls without a good token.
     TOKEN_REFUSALS = Builtin::own("ts_token_refusals_total", Kind::Counter, "Count", &["Reason"], "Calls refused since their token was missing, or wrong: unknown, expired or of another API");
 

@@ -30,6 +30,15 @@ impl Progress {
     pub(crate) fn has_started(&self) {
         self.started.store(true, Ordering::SeqCst);
     }
+
+    /// Whether the start was to register this and could not.
+    pub(crate) fn misses(&self, model: &ModelName, version: &Version) -> bool {
+        let is_it = |missing: &Missing| {
+            let other = missing.version.as_ref().is_some_and(|of| of != version);
+            missing.model == model.as_str() && !other
+        };
+        self.failed.lock().iter().any(is_it)
+    }
 }
 
 /// Whether a server may be sent requests, and if not, why.
@@ -63,9 +72,11 @@ pub struct Obstacle {
 
 impl ManagementService {
     /// Whether requests may be sent: the start is over, the server is to go on, and every model
-    /// version that has a minimum of workers serves. One that has not had its minimum yet is still
-    /// loading; later a single worker will do, so that a lost one does not take the others out of
-    /// service. A model in quarantine counts whatever its minimum.
+    /// version that has a minimum of workers serves. One of the start that has not had its minimum
+    /// yet is still loading; later a single worker will do, so that a lost one does not take the
+    /// others out of service. One that was registered since counts once it has had its minimum, so
+    /// that nobody takes a server that serves out of service by registering another model. A model
+    /// in quarantine counts whatever its minimum.
     pub fn readiness(&self) -> Readiness {
         let progress = &self.core.progress;
         let models = self.core.registry.snapshot();
@@ -139,5 +150,24 @@ impl ManagementService {
     pub fn stop_is_near(&self) {
         self.core.progress.stopping.store(true, Ordering::SeqCst);
         snapshot::break_off(&self.core);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_start_misses_is_known_by_its_name_and_by_its_version_if_that_is_known() {
+        let [a, b] = ["a", "b"].map(|name| ModelName::new(name).unwrap());
+        let [one, two] = ["1.0", "2.0"].map(|text| Version::new(text).unwrap());
+        let progress = Progress::default();
+        assert!(!progress.misses(&a, &one));
+        for (model, version) in [("a", None), ("b", Some(one.clone()))] {
+            let model = model.to_owned();
+            progress.failed.lock().push(Missing { model, version });
+        }
+        assert!(progress.misses(&a, &one) && progress.misses(&a, &two));
+        assert!(progress.misses(&b, &one) && !progress.misses(&b, &two));
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use ts_types::{InferRequest, Reply};
 
-use crate::course::Course;
+use crate::course::{Course, Together};
 use crate::error::{Refusal, ServingError};
 use crate::names::Claim;
 use crate::sequence::SequenceId;
@@ -152,10 +152,10 @@ impl Job {
         !matches!(self.answer, Way::Whole(_))
     }
 
-    /// A worker has it now, with others in a batch of so many.
-    pub(crate) fn handed_over(&self, at: Instant, worker: u32, requests: usize) {
+    /// A worker has it now, with the others of this batch.
+    pub(crate) fn handed_over(&self, at: Instant, worker: u32, batch: &Together) {
         if let Some(course) = &self.course {
-            course.handed_over(at, worker, requests);
+            course.handed_over(at, worker, batch);
         }
     }
 

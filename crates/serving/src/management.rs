@@ -19,7 +19,7 @@ use crate::Core;
 use crate::config::ServingConfig;
 use crate::error::{ServingError, StartFailure};
 use crate::explain::Batching;
-use crate::pool::{Pool, PoolSpec, Resizing, Size};
+use crate::pool::{Pool, PoolSpec, Resizing, Size, Standing};
 use crate::registry::{Decided, Model, ModelVersion};
 use crate::snapshot::{self, SavedModels, SavedVersion};
 use crate::store::Located;
@@ -71,6 +71,14 @@ pub struct Registration {
     pub at_startup: bool,
     /// The version, and what is known of it, that an earlier server had.
     pub restored: Option<(Version, SavedVersion)>,
+}
+
+impl Registration {
+    /// Whether the server is to have it before anybody asks: from the command line, the
+    /// configuration or a snapshot.
+    fn is_of_the_start(&self) -> bool {
+        self.at_startup || self.restored.is_some()
+    }
 }
 
 /// What a change came to.
@@ -290,7 +298,7 @@ impl ManagementService {
         registration: Registration,
     ) -> Result<Change<Registered>, ServingError> {
         let this = self.clone();
-        let of_the_start = registration.at_startup || registration.restored.is_some();
+        let of_the_start = registration.is_of_the_start();
         self.run_to_the_end(async move {
             let outcome = this.register_all(registration).await?;
             let unsaved = if of_the_start {
@@ -406,6 +414,12 @@ impl ManagementService {
         };
         can_be_had(size)?;
         let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
+        let expected = registration.is_of_the_start() || core.progress.misses(&name, &version);
+        let standing = if expected {
+            Standing::Expected
+        } else {
+            Standing::Aside
+        };
         let published = Arc::new(ModelVersion {
             name: name.clone(),
             version: version.clone(),
@@ -419,7 +433,10 @@ impl ManagementService {
             device_ids: resolved.device_ids.clone(),
             automatic_workers,
             loaded_at_startup: registration.at_startup,
-            pool: Pool::new(PoolSpec::new(resolved, Arc::clone(&core.surroundings))),
+            pool: Pool::new(
+                PoolSpec::new(resolved, Arc::clone(&core.surroundings)),
+                standing,
+            ),
             decided: Mutex::new(Decided { size, number: 0 }),
             folder: artifact.dir,
             fetched: rollback.fetched.take(),

@@ -39,7 +39,10 @@ pub(crate) enum RestError {
         path: String,
     },
     /// The body is over `max_request_size`. The client sees the status only.
-    #[error("the body is over the limit of {limit} bytes")]
+    #[error(
+        "the body is over the limit of {limit} bytes (`max_request_size`, or `max_body_memory` where \
+         that is less). Raise it, or send less"
+    )]
     TooLarge {
         /// The limit.
         limit: usize,

@@ -32,7 +32,7 @@ pub(crate) use error::RestError;
 pub(crate) use peer::Proxies;
 use routes::Route;
 pub(crate) use routes::Surface;
-pub(crate) use trace::{Ending, Traffic};
+pub(crate) use trace::{Owed, Traffic};
 
 use crate::auth::{Action, Guard};
 use crate::telemetry::{Gpus, LogFilter, Traces};
@@ -83,7 +83,7 @@ pub(crate) async fn serve(
     let origin = origin(&request);
     let mut passage = edge.traffic.enter(origin.begin());
     let id = trace::request_id(&request);
-    let context = passage.begin(&request, origin.surface, &id, &edge);
+    let context = passage.begin(&request, &origin, &id, &edge);
     let work = async {
         let response = match answer(&edge, &request, payload, &id, origin.surface).await {
             Ok(response) => response,

@@ -142,6 +142,8 @@ fn log(error: &RestError, class: ErrorClass, id: &RequestId) {
         _ if matches!(error, RestError::NegativeWorkers { .. }) => {
             tracing::debug!(request_id = %id, "{error}");
         }
+        // The client sees no word of it (see below).
+        ErrorClass::TooLarge => tracing::info!(request_id = %id, "{error}"),
         ErrorClass::Internal => tracing::error!(request_id = %id, "{}", causes()),
         ErrorClass::WorkerLost
         | ErrorClass::WorkerStart

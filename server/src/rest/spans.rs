@@ -4,7 +4,7 @@
 //! POST /predictions/{model_name}     from its head to the last part of its response
 //!   read                             its body
 //!   queue                            waiting for a worker
-//!   batch                            with a worker, there and back
+//!   batch                            with a worker, there and back; linked to the others in it
 //!     handler                        in its backend
 //! ```
 //!
@@ -17,8 +17,8 @@ use actix_web::HttpRequest;
 use actix_web::http::header::{HOST, HeaderMap, HeaderName, USER_AGENT};
 use actix_web::http::{Method, StatusCode, Version};
 use opentelemetry::trace::{
-    SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags, TraceId,
-    TraceState, Tracer as _,
+    Link, SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags,
+    TraceId, TraceState, Tracer as _,
 };
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
@@ -26,7 +26,8 @@ use percent_encoding::percent_decode_str;
 use ts_serving::{Course, Milestones};
 use ts_types::RequestId;
 
-use super::{Surface, operations};
+use super::operations;
+use crate::transport::Origin;
 
 /// What services add to a trace on its way (W3C Trace Context).
 pub(crate) const TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
@@ -57,13 +58,13 @@ impl RequestSpan {
     pub(crate) fn begin(
         tracer: &SdkTracer,
         request: &HttpRequest,
-        surface: Surface,
+        origin: &Origin,
         parent: Option<&str>,
         id: &RequestId,
         started: Instant,
     ) -> Self {
         let began = SystemTime::now();
-        let remote = parent.and_then(|parent| remote(parent, request.headers()));
+        let remote = parent.and_then(|parent| span_context(parent, state(request.headers())));
         let parent = match remote {
             Some(remote) => Context::new().with_remote_span_context(remote),
             None => Context::new(),
@@ -73,16 +74,18 @@ impl RequestSpan {
             .with_start_time(began);
         let context = parent.with_span(tracer.build_with_context(span, &parent));
         let span = context.span();
-        let course = span.is_recording().then(Course::default);
+        let course = span
+            .is_recording()
+            .then(|| Course::new(trace_parent(span.span_context())));
         if span.is_recording() {
             let method = method(request.method());
             let path = percent_decode_str(request.uri().path()).decode_utf8_lossy();
-            let route = operations::template(surface, request.method(), &path);
+            let route = operations::template(origin.surface, request.method(), &path);
             span.update_name(match route {
                 Some(route) => format!("{method} {route}"),
                 None => method.to_owned(),
             });
-            span.set_attributes(attributes(request, method, route, id));
+            span.set_attributes(attributes(request, origin, method, route, id));
         }
         Self {
             tracer: tracer.clone(),
@@ -96,10 +99,7 @@ impl RequestSpan {
 
     /// The `traceparent` of whoever works for this request.
     pub(crate) fn trace_parent(&self) -> String {
-        let span = self.context.span();
-        let of = span.span_context();
-        let flags = of.trace_flags().to_u8();
-        format!("00-{}-{}-{flags:02x}", of.trace_id(), of.span_id())
+        trace_parent(self.context.span().span_context())
     }
 
     /// Where the core is to note what becomes of the request.
@@ -124,10 +124,29 @@ impl RequestSpan {
     }
 
     fn child(&self, parent: &Context, name: &'static str, times: (Instant, Instant)) -> Context {
+        self.linked(parent, name, times, Vec::new())
+    }
+
+    fn linked(
+        &self,
+        parent: &Context,
+        name: &'static str,
+        times: (Instant, Instant),
+        links: Vec<Link>,
+    ) -> Context {
         let span = SpanBuilder::from_name(name)
             .with_kind(SpanKind::Internal)
+            .with_links(links)
             .with_start_time(self.at(times.0));
         parent.with_span(self.tracer.build_with_context(span, parent))
+    }
+
+    /// The other requests of its batch, of those whose traces are kept.
+    fn company(&self, seen: &Milestones) -> Vec<Link> {
+        let own = self.course.as_ref().map_or("", Course::name);
+        let others = seen.batch_names.iter().filter(|name| &***name != own);
+        let contexts = others.filter_map(|name| span_context(name, TraceState::default()));
+        contexts.map(Link::with_context).collect()
     }
 
     /// The children, `end` being the last instant of all.
@@ -144,7 +163,7 @@ impl RequestSpan {
             return;
         };
         let batch = (handed_over, seen.answered.unwrap_or(end).max(handed_over));
-        let span = self.child(&self.context, "batch", batch);
+        let span = self.linked(&self.context, "batch", batch, self.company(seen));
         let requests = i64::try_from(seen.batch_requests).unwrap_or(i64::MAX);
         span.span()
             .set_attribute(KeyValue::new("torchserve.batch.requests", requests));
@@ -202,19 +221,30 @@ impl Drop for RequestSpan {
     }
 }
 
-/// The client's span.
-fn remote(parent: &str, headers: &HeaderMap) -> Option<SpanContext> {
+/// A span by its `traceparent`.
+fn trace_parent(of: &SpanContext) -> String {
+    let flags = of.trace_flags().to_u8();
+    format!("00-{}-{}-{flags:02x}", of.trace_id(), of.span_id())
+}
+
+/// What services have added to the client's trace.
+fn state(headers: &HeaderMap) -> TraceState {
+    let states = headers.get_all(TRACE_STATE);
+    let states: Vec<_> = states.filter_map(|value| value.to_str().ok()).collect();
+    states.join(",").parse().unwrap_or_default()
+}
+
+/// The span that a `traceparent` names.
+fn span_context(parent: &str, state: TraceState) -> Option<SpanContext> {
     let mut fields = parent.split('-').skip(1);
     let [trace, span, flags] = std::array::from_fn(|_| fields.next());
     let flags = u8::from_str_radix(flags?, 16).ok()?;
-    let states = headers.get_all(TRACE_STATE);
-    let states: Vec<_> = states.filter_map(|value| value.to_str().ok()).collect();
     Some(SpanContext::new(
         TraceId::from_hex(trace?).ok()?,
         SpanId::from_hex(span?).ok()?,
         TraceFlags::new(flags) & TraceFlags::SAMPLED,
         true,
-        states.join(",").parse::<TraceState>().unwrap_or_default(),
+        state,
     ))
 }
 
@@ -231,6 +261,7 @@ fn method(method: &Method) -> &'static str {
 
 fn attributes(
     request: &HttpRequest,
+    origin: &Origin,
     method: &'static str,
     route: Option<&'static str>,
     id: &RequestId,
@@ -248,11 +279,7 @@ fn attributes(
         Version::HTTP_2 => "2",
         _ => "1.1",
     };
-    let scheme = if request.app_config().secure() {
-        "https"
-    } else {
-        "http"
-    };
+    let scheme = if origin.encrypted { "https" } else { "http" };
     let named = if method == "HTTP" { "_OTHER" } else { method };
     let mut all = vec![
         KeyValue::new("http.request.method", named),
@@ -267,7 +294,9 @@ fn attributes(
         all.push(KeyValue::new("client.address", peer.ip().to_string()));
         all.push(KeyValue::new("client.port", i64::from(peer.port())));
     }
-    all.extend(text(HOST).map(|host| KeyValue::new("server.address", host)));
+    // HTTP/2 has it beside the path.
+    let host = text(HOST).or_else(|| request.uri().host().map(str::to_owned));
+    all.extend(host.map(|host| KeyValue::new("server.address", host)));
     all.extend(text(USER_AGENT).map(|agent| KeyValue::new("user_agent.original", agent)));
     all
 }

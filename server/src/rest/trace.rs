@@ -16,13 +16,13 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use ts_types::RequestId;
 
+use super::Edge;
 use super::cors::Cors;
 use super::operations::REGISTRATION;
 use super::spans::RequestSpan;
-use super::{Edge, Surface};
 use crate::redact;
 use crate::telemetry::{RequestContext, ResponseCounts, Traces};
-use crate::transport::Busy;
+use crate::transport::{Busy, Origin};
 
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const NEVER_STORED: HeaderValue =
@@ -107,10 +107,10 @@ pub(crate) struct Traffic {
     in_work: AtomicUsize,
     stopping: AtomicBool,
     made: Instant,
-    /// When the last request came in, in milliseconds since `made`.
+    /// When the last request or connection came in, in milliseconds since `made`.
     last_millis: AtomicU64,
-    /// Connections that end when their client has the response that was made last for them.
-    ending: Arc<AtomicUsize>,
+    /// Connections whose clients have yet to get what is theirs.
+    owing: Arc<AtomicUsize>,
     draining: watch::Sender<bool>,
 }
 
@@ -124,7 +124,7 @@ impl Traffic {
             stopping: AtomicBool::new(false),
             made: Instant::now(),
             last_millis: AtomicU64::new(0),
-            ending: Arc::default(),
+            owing: Arc::default(),
             draining: watch::Sender::new(false),
         }
     }
@@ -133,9 +133,7 @@ impl Traffic {
     pub(crate) fn enter(&self, busy: Busy) -> Passage<'_> {
         self.in_work.fetch_add(1, Ordering::AcqRel);
         let started = Instant::now();
-        let millis = started.duration_since(self.made).as_millis();
-        let millis = u64::try_from(millis).unwrap_or(u64::MAX);
-        self.last_millis.store(millis, Ordering::Relaxed);
+        self.note(started);
         Passage {
             traffic: self,
             busy: Some(busy),
@@ -175,18 +173,29 @@ impl Traffic {
         self.in_work.load(Ordering::Acquire)
     }
 
-    fn ending(&self) -> Ending {
-        self.ending.fetch_add(1, Ordering::AcqRel);
-        Ending(Arc::clone(&self.ending))
+    /// A client has yet to get what is its own.
+    pub(crate) fn owes(&self) -> Owed {
+        self.owing.fetch_add(1, Ordering::AcqRel);
+        Owed(Arc::clone(&self.owing))
     }
 
-    /// Waits until no request is in work, the last responses are with their clients and no more
-    /// come, at most until the deadline. Returns how many are still in work.
+    /// A client connected, or came further with it: its request may be on its way.
+    pub(crate) fn somebody_came(&self) {
+        self.note(Instant::now());
+    }
+
+    fn note(&self, at: Instant) {
+        let millis = at.duration_since(self.made).as_millis();
+        let millis = u64::try_from(millis).unwrap_or(u64::MAX);
+        self.last_millis.store(millis, Ordering::Relaxed);
+    }
+
+    /// Waits until no request is in work, all responses are with their clients and no more come, at most until the deadline. Returns how many are still in work.
     pub(crate) async fn drained(&self, deadline: Instant) -> usize {
         loop {
             let last = Duration::from_millis(self.last_millis.load(Ordering::Relaxed));
             let is_quiet = self.made.elapsed().saturating_sub(last) >= QUIET;
-            let left = self.in_work() + self.ending.load(Ordering::Acquire);
+            let left = self.in_work() + self.owing.load(Ordering::Acquire);
             if left == 0 && is_quiet {
                 return 0;
             }
@@ -198,12 +207,11 @@ impl Traffic {
     }
 }
 
-/// A connection that ends when its client has the response that was made last for it. It counts until
-/// then.
+/// What a client has yet to get: the rest of a response, or a word of farewell. The end waits for it.
 #[derive(Debug)]
-pub(crate) struct Ending(Arc<AtomicUsize>);
+pub(crate) struct Owed(Arc<AtomicUsize>);
 
-impl Drop for Ending {
+impl Drop for Owed {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -292,14 +300,14 @@ impl Passage<'_> {
     pub(crate) fn begin(
         &mut self,
         request: &HttpRequest,
-        surface: Surface,
+        origin: &Origin,
         id: &RequestId,
         edge: &Edge,
     ) -> RequestContext {
         let client = trace_parent(request).and_then(|value| value.to_str().ok());
         let (tracer, started) = (edge.traces.as_ref().map(Traces::tracer), self.started);
         self.span =
-            tracer.map(|tracer| RequestSpan::begin(tracer, request, surface, client, id, started));
+            tracer.map(|tracer| RequestSpan::begin(tracer, request, origin, client, id, started));
         let trace_parent = match &self.span {
             Some(span) => Some(span.trace_parent().into()),
             None => client.map(Arc::from),
@@ -341,7 +349,7 @@ impl Passage<'_> {
         let asks_for_another = request.head().upgrade();
         let is_stopping = self.traffic.is_stopping();
         if is_stopping && let Some(busy) = &self.busy {
-            busy.connection_ends(|| self.traffic.ending());
+            busy.connection_ends(|| self.traffic.owes());
         }
         if status.as_u16() >= 400 || is_stopping || asks_for_another {
             response

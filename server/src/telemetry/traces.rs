@@ -19,6 +19,8 @@ use opentelemetry_sdk::trace::{
 };
 use tokio::runtime::Handle;
 
+use ts_metrics::{Metric, Metrics, names};
+
 use crate::settings::Environment;
 
 /// How long the last spans may take to reach the collector when the server ends.
@@ -132,7 +134,7 @@ pub(crate) struct Traces {
 impl Traces {
     /// As the environment says: most servers have none. To be called inside the runtime that the
     /// collector is to be reached from.
-    pub(crate) fn start(environment: &Environment) -> Option<Self> {
+    pub(crate) fn start(environment: &Environment, metrics: &Metrics) -> Option<Self> {
         let variable = |name: &str| environment.get(name).map(str::to_owned);
         let warnings = match Wanted::by(variable) {
             Wanted::Off => return None,
@@ -145,7 +147,8 @@ impl Traces {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        match Self::to_collector(timeout(variable), resource(variable)) {
+        let counts = Counts::new(queue_size(variable), metrics);
+        match Self::to_collector(timeout(variable), resource(variable), counts) {
             Ok(traces) => {
                 tracing::info!("traces are sent to the OpenTelemetry collector");
                 Some(traces)
@@ -158,7 +161,7 @@ impl Traces {
         }
     }
 
-    fn to_collector(timeout: Duration, resource: Resource) -> anyhow::Result<Self> {
+    fn to_collector(timeout: Duration, resource: Resource, counts: Counts) -> anyhow::Result<Self> {
         // Fails where it was settled before, which is as good.
         let _settled = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder()
@@ -175,7 +178,7 @@ impl Traces {
             })
             .build()
             .context("the OTEL_EXPORTER_OTLP_ variables are not valid")?;
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(counts);
         let exporter = Counted {
             inner: exporter,
             counts: Arc::clone(&counts),
@@ -235,16 +238,55 @@ fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
     }
 }
 
+/// Spans that may wait for the collector. The library reads the same variable, and drops without
+/// telling whom.
+fn queue_size(variable: impl Fn(&str) -> Option<String>) -> u64 {
+    let set = variable("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|text| text.trim().parse().ok());
+    set.unwrap_or(2048)
+}
+
 /// What became of spans.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counts {
     ended: AtomicU64,
     sent: AtomicU64,
+    lost: AtomicU64,
+    may_wait: u64,
+    dropped: Metric,
     /// The collector did not take the last ones.
     failing: AtomicBool,
 }
 
 impl Counts {
+    fn new(may_wait: u64, metrics: &Metrics) -> Self {
+        Self {
+            ended: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            may_wait,
+            dropped: metrics.builtin(&names::SPANS_DROPPED, &[]),
+            failing: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes in a span that has ended, if it may wait.
+    fn admit(&self) -> bool {
+        let ended = self.ended.fetch_add(1, Ordering::Relaxed);
+        let gone = self.sent() + self.lost.load(Ordering::Relaxed);
+        let has_room = ended.saturating_sub(gone) < self.may_wait;
+        if !has_room {
+            self.drop(1);
+        }
+        has_room
+    }
+
+    fn drop(&self, spans: usize) {
+        self.lost.fetch_add(spans as u64, Ordering::Relaxed);
+        for _ in 0..spans {
+            self.dropped.count();
+        }
+    }
+
     fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
@@ -263,6 +305,7 @@ impl Counts {
                 }
             }
             Err(error) => {
+                self.drop(spans);
                 if !self.failing.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         "the collector does not take spans: {error}. Until it does they are dropped, \
@@ -287,8 +330,9 @@ impl SpanProcessor for Counted<BatchSpanProcessor> {
     }
 
     fn on_end(&self, span: SpanData) {
-        self.counts.ended.fetch_add(1, Ordering::Relaxed);
-        self.inner.on_end(span);
+        if self.counts.admit() {
+            self.inner.on_end(span);
+        }
     }
 
     fn force_flush(&self) -> OTelSdkResult {
@@ -427,6 +471,22 @@ mod tests {
                 "{told:?}"
             );
         }
+    }
+
+    #[test]
+    fn spans_that_find_no_room_are_dropped_and_counted() {
+        let metrics = Metrics::new(ts_metrics::Mode::Prometheus, None, false);
+        let counts = Counts::new(3, &metrics);
+        let admitted: Vec<_> = (0..5).map(|_| counts.admit()).collect();
+        assert_eq!(admitted, [true, true, true, false, false]);
+        counts.note(2, &Ok(()));
+        assert!(counts.admit());
+        counts.note(
+            2,
+            &Err(opentelemetry_sdk::error::OTelSdkError::AlreadyShutdown),
+        );
+        assert!(counts.admit() && counts.admit());
+        assert_eq!((counts.sent(), counts.lost.load(Ordering::Relaxed)), (2, 4));
     }
 
     #[test]

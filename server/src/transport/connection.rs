@@ -1,25 +1,30 @@
 //! One connection: its bytes, encrypted or not, its place, and how long its client may take.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use actix_web::web;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_rustls::server::TlsStream;
 
-use super::places::Place;
-use crate::rest::{Ending, Surface};
+use super::places::{HEARD_OUT, Place};
+use crate::rest::{Edge, Owed, Surface};
 use crate::settings::Connections;
 
 /// How much later than the HTTP library's limit on the first head ours counts: it answers 408, we
 /// only close.
 const AFTER_THE_LIBRARY: Duration = Duration::from_secs(1);
+
+/// How long a connection that is to close waits for its client's word.
+pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What the bytes go through.
 pub(super) enum Stream {
@@ -125,18 +130,21 @@ impl AsyncWrite for Stream {
 pub(crate) struct Origin {
     /// The APIs of its listener.
     pub(crate) surface: Surface,
+    /// Whether it is encrypted on its way.
+    pub(crate) encrypted: bool,
     requests: Arc<Requests>,
 }
 
 impl Origin {
     /// Of a request that came in by no connection.
     pub(crate) fn none() -> Self {
-        Self::of(Surface::NONE)
+        Self::of(Surface::NONE, false)
     }
 
-    fn of(surface: Surface) -> Self {
+    fn of(surface: Surface, encrypted: bool) -> Self {
         Self {
             surface,
+            encrypted,
             requests: Arc::default(),
         }
     }
@@ -155,7 +163,7 @@ struct Requests {
     begun: AtomicUsize,
     in_work: AtomicUsize,
     /// Kept from the response that ends the connection until the connection is over.
-    ending: OnceLock<Ending>,
+    ending: OnceLock<Owed>,
 }
 
 /// A request in work.
@@ -164,8 +172,8 @@ pub(crate) struct Busy(Arc<Requests>);
 
 impl Busy {
     /// The response to this request ends its connection.
-    pub(crate) fn connection_ends(&self, ending: impl FnOnce() -> Ending) {
-        self.0.ending.get_or_init(ending);
+    pub(crate) fn connection_ends(&self, owed: impl FnOnce() -> Owed) {
+        self.0.ending.get_or_init(owed);
     }
 }
 
@@ -226,6 +234,13 @@ pub(super) struct Connection {
     head: Deadline,
     /// Until when the client has to take something.
     write: Deadline,
+    /// Kept while it has not taken all.
+    unsent: Option<Owed>,
+    /// Until when it may say that it has heard the end.
+    leave: Deadline,
+    /// Bytes that it has sent meanwhile.
+    heard_out: u64,
+    edge: web::Data<Edge>,
     _place: Place,
 }
 
@@ -236,17 +251,23 @@ impl Connection {
         place: Place,
         surface: Surface,
         limits: Arc<Connections>,
+        edge: web::Data<Edge>,
         speaks_http2: bool,
     ) -> Self {
+        let encrypted = matches!(stream, Stream::Tls(_));
         Self {
             stream,
             peer,
-            origin: Origin::of(surface),
+            origin: Origin::of(surface, encrypted),
             limits,
             speaks_http2,
             begun: 0,
             head: Deadline::default(),
             write: Deadline::default(),
+            unsent: None,
+            leave: Deadline::default(),
+            heard_out: 0,
+            edge,
             _place: place,
         }
     }
@@ -274,6 +295,23 @@ impl Connection {
         !self.speaks_http2 && !answering
     }
 
+    /// Throws away some of what the client still sends, until it closes too, for a short time: a
+    /// connection that is closed over unread bytes takes the last answer with it, and a client of
+    /// HTTP/2 tells what it has read of that.
+    fn poll_leave(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.leave.arm(FAREWELL);
+        let mut unread = [MaybeUninit::uninit(); 4096];
+        while self.heard_out < HEARD_OUT && !self.leave.has_come(context) {
+            let mut buffer = ReadBuf::uninit(&mut unread);
+            let read = ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                break;
+            }
+            self.heard_out += buffer.filled().len() as u64;
+        }
+        Poll::Ready(())
+    }
+
     /// Passes on how a write went; one that waits for the client too long has failed.
     fn written<T>(
         &mut self,
@@ -284,6 +322,7 @@ impl Connection {
             self.write.clear();
             return went;
         }
+        self.unsent.get_or_insert_with(|| self.edge.traffic.owes());
         self.write.arm(self.limits.write);
         if self.write.has_come(context) {
             return Poll::Ready(Err(io::Error::new(
@@ -352,12 +391,18 @@ impl AsyncWrite for Connection {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let went = Pin::new(&mut this.stream).poll_flush(context);
+        if went.is_ready() {
+            this.unsent = None;
+        }
         this.written(context, went)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let went = Pin::new(&mut this.stream).poll_shutdown(context);
+        if this.speaks_http2 && matches!(went, Poll::Ready(Ok(()))) {
+            ready!(this.poll_leave(context));
+        }
         this.written(context, went)
     }
 }

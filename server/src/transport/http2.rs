@@ -10,7 +10,6 @@ use std::time::{Duration, SystemTime};
 use actix_http::body::{BodySize, MessageBody};
 use actix_http::error::PayloadError;
 use actix_http::{BoxedPayloadStream, HttpMessage as _, Method, Payload, Request, Response};
-use actix_server::GracefulShutdownSignal;
 use actix_service::Service;
 use actix_web::body::BoxBody;
 use bytes::Bytes;
@@ -23,7 +22,8 @@ use http::header::{
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::connection::{Connection, Origin};
+use super::connection::{Connection, FAREWELL, Origin};
+use crate::rest::Traffic;
 use crate::settings::Connections;
 
 /// Requests that one connection may have in work.
@@ -39,8 +39,9 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of a response that are handed over at a time.
 const PART: usize = 16 << 10;
 
-/// How long a connection that is to close waits for its client's word.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Requests that a client may give up beyond those that are answered: each costs work for nothing,
+/// and a client that resets what it opens is not held up by [`MAX_STREAMS`] (CVE-2023-44487).
+const MAX_GIVEN_UP: u32 = 200;
 
 /// Headers that only HTTP/1 has (RFC 9113, 8.2.2).
 const OF_HTTP1: [HeaderName; 5] = [
@@ -51,7 +52,9 @@ const OF_HTTP1: [HeaderName; 5] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// Serves a connection until either side closes it, or it has been idle for too long.
+/// Serves a connection until either side closes it, or it has been idle for too long. While the server
+/// stops, it takes leave of its client after the next answer, and at last when connections close:
+/// what has begun is finished, and a client sends nothing more by it.
 ///
 /// # Errors
 /// The client broke the protocol or is gone.
@@ -59,7 +62,7 @@ pub(super) async fn serve<S, B>(
     connection: Connection,
     service: &S,
     limits: &Connections,
-    stopping: &GracefulShutdownSignal,
+    traffic: &Traffic,
 ) -> Result<(), h2::Error>
 where
     S: Service<Request>,
@@ -80,33 +83,48 @@ where
     };
     let mut connection = shaken?;
     let mut streams = FuturesUnordered::new();
-    let mut told_to_stop = pin!(stopping.notified());
+    let mut draining = traffic.draining();
+    let mut farewell = None;
     let mut closing = false;
+    let mut given_up = 0;
     let mut idle_until = Instant::now() + limits.idle;
     loop {
-        tokio::select! {
+        let leave = tokio::select! {
             accepted = connection.accept() => {
                 let Some(accepted) = accepted else { return Ok(()) };
                 let (request, respond) = accepted?;
                 let request = request_of(request, peer, &origin);
-                streams.push(answer(service, request, respond, limits.write));
+                streams.push(answer(service, request, respond, limits.write, traffic));
+                false
             }
-            Some(()) = streams.next() => {
+            Some(end) = streams.next() => {
                 idle_until = Instant::now() + if closing { FAREWELL } else { limits.idle };
+                given_up = match end {
+                    End::Answered => u32::saturating_sub(given_up, 1),
+                    End::GivenUp => given_up + 1,
+                };
+                if given_up == MAX_GIVEN_UP {
+                    tracing::debug!(?peer, "a client gives up what it asks for, again and again");
+                    connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
+                }
+                traffic.is_stopping()
             }
-            () = &mut told_to_stop, if !closing => {
-                closing = true;
-                idle_until = Instant::now() + FAREWELL;
-                connection.graceful_shutdown();
+            Ok(_) = draining.wait_for(|begun| *begun), if farewell.is_none() => {
+                // Its client shall hear of it before the server is gone.
+                farewell = Some(traffic.owes());
+                true
             }
             () = sleep_until(idle_until), if streams.is_empty() => {
                 if closing {
                     return Ok(());
                 }
-                closing = true;
-                idle_until = Instant::now() + FAREWELL;
-                connection.graceful_shutdown();
+                true
             }
+        };
+        if leave && !closing {
+            closing = true;
+            idle_until = Instant::now() + FAREWELL;
+            connection.graceful_shutdown();
         }
     }
 }
@@ -147,13 +165,23 @@ impl futures_util::Stream for Body {
     }
 }
 
+/// How a request ended.
+enum End {
+    /// Its client has been sent what there is.
+    Answered,
+    /// Its client did not take it.
+    GivenUp,
+}
+
 /// Answers one request, unless its client gives it up before.
 async fn answer<S, B>(
     service: &S,
     request: Request,
     mut respond: SendResponse<Bytes>,
     write_limit: Duration,
-) where
+    traffic: &Traffic,
+) -> End
+where
     S: Service<Request>,
     S::Response: Into<Response<B>>,
     S::Error: Into<Response<BoxBody>>,
@@ -163,15 +191,18 @@ async fn answer<S, B>(
     let work = service.call(request);
     let answered = tokio::select! {
         answered = work => answered,
-        _given_up = poll_fn(|context| respond.poll_reset(context)) => return,
+        _given_up = poll_fn(|context| respond.poll_reset(context)) => return End::GivenUp,
     };
+    // The windows of its client say when it is sent, and the end of the server waits for that.
+    let _owed = traffic.owes();
     let sent = match answered {
         Ok(response) => send(response.into(), respond, without_body, write_limit).await,
         Err(error) => send(error.into(), respond, without_body, write_limit).await,
     };
-    if let Err(error) = sent {
+    sent.unwrap_or_else(|error| {
         tracing::debug!("an answer was not sent: {error}");
-    }
+        End::GivenUp
+    })
 }
 
 async fn send<B: MessageBody>(
@@ -179,28 +210,31 @@ async fn send<B: MessageBody>(
     mut respond: SendResponse<Bytes>,
     without_body: bool,
     write_limit: Duration,
-) -> Result<(), h2::Error> {
+) -> Result<End, h2::Error> {
     let (response, body) = response.into_parts();
     let size = body.size();
     let ends = size.is_eof() || without_body;
     let mut stream = respond.send_response(head(&response, size), ends)?;
     if ends {
-        return Ok(());
+        return Ok(End::Answered);
     }
     let mut body = pin!(body);
     loop {
         let next = poll_fn(|context| body.as_mut().poll_next(context));
         let next = tokio::select! {
             next = next => next,
-            _given_up = poll_fn(|context| stream.poll_reset(context)) => return Ok(()),
+            _given_up = poll_fn(|context| stream.poll_reset(context)) => return Ok(End::GivenUp),
         };
         let mut rest = match next {
-            None => return stream.send_data(Bytes::new(), true),
+            None => {
+                stream.send_data(Bytes::new(), true)?;
+                return Ok(End::Answered);
+            }
             Some(Ok(bytes)) => bytes,
             Some(Err(_broken)) => {
                 // The client has to see that it is not whole.
                 stream.send_reset(h2::Reason::INTERNAL_ERROR);
-                return Ok(());
+                return Ok(End::Answered);
             }
         };
         while !rest.is_empty() {
@@ -209,9 +243,11 @@ async fn send<B: MessageBody>(
             let Ok(room) = timeout(write_limit, room).await else {
                 tracing::debug!("a client took nothing of its answer (`response_write_timeout`)");
                 stream.send_reset(h2::Reason::CANCEL);
-                return Ok(());
+                return Ok(End::GivenUp);
             };
-            let Some(room) = room else { return Ok(()) };
+            let Some(room) = room else {
+                return Ok(End::GivenUp);
+            };
             let part = rest.split_to(room?.min(rest.len()));
             stream.send_data(part, false)?;
         }

@@ -139,9 +139,9 @@ where
                     };
                     let peer = entered.connection.peer();
                     if entered.speaks_http2 {
-                        let stopping = &door.shared.stopping;
-                        let limits = &door.shared.limits;
-                        let served = http2::serve(entered.connection, &*http2, limits, stopping);
+                        let Shared { edge, limits, .. } = &door.shared;
+                        let traffic = &edge.traffic;
+                        let served = http2::serve(entered.connection, &*http2, limits, traffic);
                         if let Err(error) = served.await {
                             tracing::debug!(?peer, "a connection ended: {error}");
                         }
@@ -182,6 +182,8 @@ struct Entered {
 impl Door {
     /// Takes a connection in; none where it is refused, or does not come about.
     async fn enter(&self, stream: Stream) -> Option<Entered> {
+        let traffic = &self.shared.edge.traffic;
+        traffic.somebody_came();
         let peer = stream.peer();
         let Some(place) = self.shared.places.take(peer.map(|peer| peer.ip())) else {
             self.shared.places.refuse(stream, self.tls.is_some()).await;
@@ -212,8 +214,11 @@ impl Door {
             }
             (_, stream) => (stream, false),
         };
+        traffic.somebody_came();
         let limits = Arc::clone(limits);
-        let connection = Connection::new(stream, peer, place, self.surface, limits, speaks_http2);
+        let edge = self.shared.edge.clone();
+        let surface = self.surface;
+        let connection = Connection::new(stream, peer, place, surface, limits, edge, speaks_http2);
         Some(Entered {
             connection,
             speaks_http2,

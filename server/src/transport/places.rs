@@ -17,8 +17,8 @@ pub(super) const TOLD_AT_ONCE: usize = 8;
 /// How long telling one may take.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Bytes of its request that a refused client may still send without losing the answer.
-const HEARD_OUT: u64 = 64 << 10;
+/// Bytes that a client may still send to a connection that ends, without losing the last answer.
+pub(super) const HEARD_OUT: u64 = 64 << 10;
 
 /// How often the log says that connections are refused.
 const WARN_EVERY: Duration = Duration::from_secs(10);

@@ -15,6 +15,7 @@ use ts_types::InferRequest;
 use ts_wire::frame::{RunFailure, WorkerReply, WorkerRequest};
 use ts_wire::{Departures, Receiver, Sender, WireError};
 
+use crate::course::Together;
 use crate::error::{ServingError, StartFailure};
 use crate::job::Ran;
 use crate::names::Claim;
@@ -347,7 +348,8 @@ impl InFlight<'_> {
         let now = Instant::now();
         let id = held.job.request.id.as_str().to_owned();
         let claim = held.job.claim.clone();
-        held.job.handed_over(now, self.dispatcher.id, 1);
+        let batch = Together::of(std::iter::once(&held.job));
+        held.job.handed_over(now, self.dispatcher.id, &batch);
         let request = Request {
             handed_over: now,
             due: now.checked_add(limit),

@@ -11,6 +11,7 @@ use ts_wire::frame::{
 };
 use ts_wire::{Channel, Departures, Sender, WireError};
 
+use crate::course::Together;
 use crate::error::ServingError;
 use crate::job::{Job, Ran};
 use crate::pool::dispatcher::{Dispatcher, End, REPLY_SLACK_BYTES, Worker};
@@ -355,10 +356,11 @@ impl Dispatcher {
         held: Vec<Held>,
         unsuccessful: &mut u32,
     ) -> Result<Option<Round>, End> {
+        let batch = Together::of(held.iter().map(|one| &one.job));
         let mut held: Vec<Option<Held>> = held.into_iter().map(Some).collect();
         let handed_over = Instant::now();
         for one in held.iter().flatten() {
-            one.job.handed_over(handed_over, self.id, held.len());
+            one.job.handed_over(handed_over, self.id, &batch);
         }
         let (sender, receiver) = worker.channel.halves();
         let items = held.iter().flatten();

@@ -51,6 +51,7 @@ use crate::warmup::WarmUp;
 
 pub(crate) use crate::pool::devices::Placement;
 pub(crate) use crate::pool::resizing::Resizing;
+pub(crate) use crate::pool::slots::Standing;
 
 /// Worker ids start here, as TorchServe's do (*torchserve-contract* 5.5).
 const FIRST_WORKER_ID: u32 = 9000;
@@ -290,9 +291,9 @@ pub(crate) struct Size {
 }
 
 impl Pool {
-    pub(crate) fn new(spec: PoolSpec) -> Self {
+    pub(crate) fn new(spec: PoolSpec, standing: Standing) -> Self {
         Self {
-            slots: Arc::new(Slots::new(spec)),
+            slots: Arc::new(Slots::new(spec, standing)),
         }
     }
 
@@ -342,6 +343,13 @@ impl Pool {
         let mut state = self.slots.lock();
         {
             let mut limits = self.spec().limits.write();
+            if limits.min_workers == 0 && min > 0 {
+                // Nobody counted on it until now.
+                state.standing = Standing::Aside;
+            }
+            if min > 0 {
+                state.note_ready(min);
+            }
             limits.min_workers = min;
             limits.max_workers = max;
             limits.autoscale = autoscale;

@@ -43,16 +43,25 @@ impl Slot {
     }
 }
 
+/// Whether the server's readiness waits for a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Not yet: it came beside models that serve, and its minimum of workers has not been up.
+    Aside,
+    /// From the beginning: the server is not ready without it.
+    Expected,
+    /// All of its minimum of workers were up at once; from then on one of them will do.
+    Loaded,
+}
+
 /// What one lock guards.
-#[derive(Default)]
 pub(crate) struct State {
     pub(crate) list: Vec<Slot>,
     pub(crate) growth: Growth,
     /// It takes no more requests, since its workers are to go when they have answered those that
     /// wait.
     pub(crate) draining: bool,
-    /// All of its minimum of workers were up at once.
-    has_loaded: bool,
+    pub(crate) standing: Standing,
     /// Why the model is in quarantine, if it is.
     pub(crate) quarantine: Option<String>,
     /// Why the last worker that the load asked for did not come up.
@@ -63,6 +72,45 @@ pub(crate) struct State {
 }
 
 impl State {
+    fn new(standing: Standing) -> Self {
+        Self {
+            list: Vec::new(),
+            growth: Growth::default(),
+            draining: false,
+            standing,
+            quarantine: None,
+            growth_failure: None,
+            last_lost: None,
+        }
+    }
+
+    /// What keeps the server from being ready, if so many workers at least are wanted.
+    fn obstacle(&self, minimum: usize) -> Option<&'static str> {
+        if self.standing == Standing::Aside {
+            return None;
+        }
+        if self.quarantine.is_some() {
+            return Some("in quarantine");
+        }
+        if minimum == 0 || self.draining {
+            return None;
+        }
+        let ready = self.ready();
+        match self.standing {
+            Standing::Loaded => (ready == 0).then_some("no worker"),
+            _ if ready >= minimum => None,
+            _ if self.healthy() > 0 => Some("loading"),
+            _ => Some("no worker"),
+        }
+    }
+
+    /// As many workers as are wanted at least may be up now.
+    pub(crate) fn note_ready(&mut self, minimum: usize) {
+        if self.ready() >= minimum {
+            self.standing = Standing::Loaded;
+        }
+    }
+
     pub(crate) fn healthy(&self) -> usize {
         self.list.iter().filter(|slot| slot.is_healthy()).count()
     }
@@ -92,12 +140,12 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn new(spec: PoolSpec) -> Self {
+    pub(crate) fn new(spec: PoolSpec, standing: Standing) -> Self {
         Self {
             // What it is to be comes with its first size.
             autoscales: AtomicBool::new(false),
             spec: Arc::new(spec),
-            state: Mutex::default(),
+            state: Mutex::new(State::new(standing)),
             losses: AtomicU32::new(0),
             made: Instant::now(),
             needed_millis: AtomicU64::new(0),
@@ -187,23 +235,10 @@ impl Slots {
     }
 
     /// What keeps the server from being ready, if this pool does. One without a minimum of workers,
-    /// or whose workers are to go, keeps nobody.
+    /// or whose workers are to go, keeps nobody, nor does one that stands aside.
     pub(crate) fn obstacle(&self) -> Option<&'static str> {
         let state = self.lock();
-        if state.quarantine.is_some() {
-            return Some("in quarantine");
-        }
-        let minimum = self.spec.limits.read().min_workers;
-        if minimum == 0 || state.draining {
-            return None;
-        }
-        let ready = state.ready();
-        match state.has_loaded {
-            true => (ready == 0).then_some("no worker"),
-            false if ready >= minimum => None,
-            false if state.healthy() > 0 => Some("loading"),
-            false => Some("no worker"),
-        }
+        state.obstacle(self.spec.limits.read().min_workers)
     }
 
     /// A job is in the queue: starts a worker if the load asks for one, and answers all that wait
@@ -333,7 +368,7 @@ impl Slots {
     pub(crate) fn came_up(&self) {
         let mut state = self.lock();
         let minimum = self.spec.limits.read().min_workers;
-        state.has_loaded = state.has_loaded || state.ready() >= minimum;
+        state.note_ready(minimum);
         if self.autoscales() {
             state.growth.note_success();
             self.note_need();
@@ -468,4 +503,87 @@ impl Slots {
 
 fn no_start(failure: &StartFailure) -> String {
     format!("no worker can be started: {}", failure.text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A slot in some phase; who publishes it stays alive with the sender.
+    fn slot(id: u32, phase: Phase) -> (watch::Sender<SlotStatus>, Slot) {
+        let (publish, status) = watch::channel(SlotStatus {
+            phase,
+            started: SystemTime::now(),
+            pid: None,
+            threads: None,
+            generation: 1,
+            last_failure: None,
+        });
+        let control = Arc::new(SlotControl::new(ts_types::Isolation::Process));
+        let slot = Slot {
+            id,
+            device: None,
+            control,
+            status,
+        };
+        (publish, slot)
+    }
+
+    fn state(standing: Standing, slots: &[Phase]) -> State {
+        let mut state = State::new(standing);
+        state.list = (0..)
+            .zip(slots)
+            .map(|(id, phase)| slot(id, *phase).1)
+            .collect();
+        state
+    }
+
+    #[test]
+    fn who_came_with_the_start_counts_at_once_and_others_when_they_have_been_up() {
+        use Phase::{Ready, Starting, Waiting};
+        for (standing, slots, obstacle) in [
+            (
+                Standing::Expected,
+                &[Starting, Starting][..],
+                Some("loading"),
+            ),
+            (Standing::Expected, &[Ready, Starting], Some("loading")),
+            (Standing::Expected, &[], Some("no worker")),
+            (Standing::Expected, &[Ready, Ready], None),
+            (Standing::Aside, &[Starting, Starting], None),
+            (Standing::Aside, &[], None),
+            (Standing::Loaded, &[Ready, Waiting], None),
+            (Standing::Loaded, &[Waiting, Waiting], Some("no worker")),
+        ] {
+            let state = state(standing, slots);
+            assert_eq!(state.obstacle(2), obstacle, "{standing:?} {slots:?}");
+            let nobody_wanted = state.obstacle(0);
+            assert_eq!(nobody_wanted, None, "{standing:?} {slots:?}");
+        }
+    }
+
+    #[test]
+    fn a_minimum_that_was_up_counts_from_then_on() {
+        let (publish, second) = slot(2, Phase::Starting);
+        let mut state = state(Standing::Aside, &[Phase::Ready]);
+        state.list.push(second);
+        state.note_ready(2);
+        assert_eq!(state.standing, Standing::Aside);
+        publish.send_modify(|status| status.phase = Phase::Ready);
+        state.note_ready(2);
+        assert_eq!(state.standing, Standing::Loaded);
+    }
+
+    #[test]
+    fn a_quarantine_counts_unless_the_model_never_served_beside_others() {
+        for (standing, obstacle) in [
+            (Standing::Expected, Some("in quarantine")),
+            (Standing::Loaded, Some("in quarantine")),
+            (Standing::Aside, None),
+        ] {
+            let mut state = state(standing, &[]);
+            state.quarantine = Some("it fails".to_owned());
+            assert_eq!(state.obstacle(0), obstacle, "{standing:?}");
+        }
+    }
 }
