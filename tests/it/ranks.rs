@@ -121,10 +121,10 @@ fn steps_of_a_continuous_batch_reach_all_ranks() {
     assert_eq!(parts.expect(200).text(), "0 x\n1 x\n2 x\n");
     // A reply that breaks off is no whole one.
     let broken = on_rank(&server, "abort", 1).header("x-echo-fault-at", "1");
-    let broken = broken.header("x-echo-stream", "3").try_send();
-    assert!(broken.is_err_and(|error| error.to_string().contains("body")));
-    assert_eq!(server.describe("m")["workers"][0]["generation"], 2);
+    let broken = broken.header("x-echo-stream", "3");
+    assert!(broken.try_send().is_err());
     predict(&server).send().expect(200);
+    assert_eq!(server.describe("m")["workers"][0]["generation"], 2);
 }
 
 #[test]

@@ -682,6 +682,35 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_model_has_the_workers_that_its_groups_of_devices_allow() {
+        let registration = Registration {
+            at_startup: true,
+            ..Registration::default()
+        };
+        let workers = |yaml: &str, devices: u32| {
+            let yaml = format!("parallelType: tp\nparallelLevel: 2\n{yaml}");
+            let none = ModelOverrides::default();
+            resolved(&registration, &yaml, none, (0..devices).collect()).map(|resolved| {
+                assert_eq!(resolved.isolation, Isolation::Process);
+                (resolved.limits.min_workers, resolved.limits.max_workers)
+            })
+        };
+        assert_eq!(workers("", 5).ok(), Some((2, 2)));
+        let four = "minWorkers: 1\nmaxWorkers: 4\n";
+        assert_eq!(workers(four, 4).ok(), Some((1, 2)));
+        assert_eq!(workers(four, 0).ok(), Some((1, 4)));
+        assert_eq!(workers("", 0).ok(), Some((2, 2)), "cores of both processes");
+        assert_eq!(workers("deviceIds: [3, 2]\n", 4).ok(), Some((1, 1)));
+        for (yaml, devices) in [("", 1), ("deviceIds: [3]\n", 4)] {
+            let told = workers(yaml, devices).err().unwrap().to_string();
+            assert!(
+                told.contains("has 2 devices") && told.contains("are 1"),
+                "{told}"
+            );
+        }
+    }
+
     /// CF-08.
     #[test]
     fn a_delay_that_outlasts_the_callers_is_refused_where_it_is_waited_for() {

@@ -30,7 +30,7 @@ use crate::pool::hosts::{
 };
 use crate::pool::imports::Modules;
 use crate::pool::logs::ModelLog;
-use crate::pool::ranks::{Loss, Meeting, Parallel, Ranks, readable, visible_devices};
+use crate::pool::ranks::{Loss, Meeting, NCCL_ERRORS, Parallel, Ranks, readable, visible_devices};
 use crate::pool::restart::{Failures, Lost, Restart};
 use crate::pool::slots::Slots;
 use crate::pool::{Phase, PoolSpec, SlotStatus};
@@ -637,8 +637,11 @@ impl Dispatcher {
     ) -> Result<Arc<HostLease>, HostStartError> {
         let surroundings = &self.spec.surroundings;
         let exec = |rank| {
-            let own = parallel.variables(rank, meeting);
-            let all = [variables, &own].concat();
+            let mut all = [variables, &parallel.variables(rank, meeting)].concat();
+            if std::env::var_os(NCCL_ERRORS).is_none() {
+                // As `torchrun`, which leaves it to whoever has set it.
+                all.push((NCCL_ERRORS, "1".to_owned()));
+            }
             NewHost::exec(&surroundings.hosts, &surroundings.children, &all)
         };
         let first = self.watch(exec(0)?, Some(0), |_| {})?;

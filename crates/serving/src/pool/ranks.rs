@@ -28,6 +28,9 @@ const MAX_PROCESSES: u32 = 64;
 /// batch's fault, and no reason to end them.
 const FAIL_TOGETHER_WITHIN: Duration = Duration::from_secs(5);
 
+/// Whether NCCL notices that a rank is lost; read by torch.
+pub(super) const NCCL_ERRORS: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+
 /// How the workers of a model are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parallel {
@@ -510,4 +513,191 @@ pub(super) fn readable(
     let ready = watched.iter().enumerate();
     let ready = ready.filter(|(_, watched)| !watched.revents().is_empty());
     Ok(ready.map(|(index, _)| index).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn read(yaml: &str) -> Result<Option<Parallel>, String> {
+        let yaml = ModelConfig::parse(yaml, Path::new("model-config.yaml")).unwrap();
+        Parallel::read(&yaml).map_err(|error| error.to_string())
+    }
+
+    fn parallel(yaml: &str) -> Parallel {
+        read(yaml).unwrap().unwrap()
+    }
+
+    #[test]
+    fn the_type_decides_what_a_worker_is() {
+        assert_eq!(read("parallelLevel: 2\n"), Ok(None));
+        assert_eq!(read("torchrun:\n  nproc-per-node: 2\n"), Ok(None));
+        for (kind, processes, all_run) in [
+            ("tp", 3, true),
+            ("PPTP", 3, true),
+            ("pp", 3, false),
+            ("custom", 1, true),
+        ] {
+            let read = parallel(&format!("parallelType: {kind}\nparallelLevel: 3\n"));
+            assert_eq!((read.processes(), read.devices()), (processes, 3), "{kind}");
+            assert_eq!(
+                (read.is_group(), read.needs_own_processes()),
+                (processes > 1, true)
+            );
+            assert!(read.all_run() == all_run || processes == 1);
+            assert_eq!(read.kind(), kind.to_ascii_lowercase());
+        }
+        // A group of one meets itself; nothing to spread over is a worker as any other.
+        assert!(parallel("parallelType: tp\nparallelLevel: 1\n").is_group());
+        let none = parallel("parallelType: tp\n");
+        assert_eq!(
+            (none.is_group(), none.needs_own_processes(), none.devices()),
+            (false, false, 1)
+        );
+    }
+
+    #[test]
+    fn threads_are_those_asked_for_or_a_share() {
+        let two = "parallelType: tp\nparallelLevel: 2\n";
+        assert_eq!(
+            [1, 2, 9].map(|share| parallel(two).threads(share)),
+            [1, 1, 4]
+        );
+        let asked = parallel(&format!("{two}torchrun:\n  OMP_NUMBER_THREADS: 6\n"));
+        assert_eq!(asked.threads(1), 6);
+    }
+
+    #[test]
+    fn more_than_one_machine_is_refused() {
+        let nodes = |nodes: &str| {
+            read(&format!(
+                "parallelType: tp\ntorchrun:\n  nnodes: {nodes}\n  nproc-per-node: 2\n"
+            ))
+        };
+        for one in ["1", "'1'", "'1:1'"] {
+            assert!(nodes(one).is_ok(), "{one}");
+        }
+        for more in ["2", "'1:2'", "0", "many"] {
+            let told = nodes(more).unwrap_err();
+            assert!(told.contains("lives on one machine"), "{told}");
+        }
+    }
+
+    #[test]
+    fn devices_keep_the_names_that_the_server_was_given() {
+        assert_eq!(visible_devices(&[2, 3], None), "2,3");
+        assert_eq!(visible_devices(&[0, 1], Some("5, GPU-a")), "5,GPU-a");
+        assert_eq!(visible_devices(&[1], Some("7")), "1");
+    }
+
+    #[test]
+    fn who_has_come_shows_in_its_sockets() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let own = std::process::id();
+        let meeting = |port| Meeting {
+            port,
+            name: String::new(),
+        };
+        assert_eq!(meeting(port).absent(&[own, 0, own]), [1]);
+        drop(listener);
+        assert_eq!(meeting(port).absent(&[own]), [0]);
+        // The other end of a connection.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connection = std::net::TcpStream::connect(address).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        drop((listener, accepted));
+        assert_eq!(meeting(address.port()).absent(&[own]), [0; 0]);
+        drop(connection);
+    }
+
+    /// A rank that answers what it is told to, and the others' view of it.
+    fn ranks(count: u32) -> (Ranks, Vec<Channel>) {
+        let pairs = (0..count).map(|_| Channel::pair().unwrap());
+        let (near, far): (Vec<_>, Vec<_>) = pairs.unzip();
+        let channel = |socket| Channel::new(socket, 1 << 20);
+        let near = near.into_iter().map(channel).collect();
+        let mut ranks = Ranks::new(near, true, Duration::from_secs(1));
+        let run = ts_wire::frame::RunBatch {
+            departures: false,
+            items: Vec::new(),
+        };
+        ranks.hand_over(&WorkerRequest::Run(run), &[], Payload::Shared);
+        (ranks, far.into_iter().map(channel).collect())
+    }
+
+    fn say(far: &mut Channel, outcome: BatchOutcome<'_>) {
+        let done = ts_wire::frame::BatchDone {
+            ran_micros: 0,
+            outcome,
+            metrics: Vec::new(),
+        };
+        far.send(&WorkerReply::Done(done), None).unwrap();
+    }
+
+    fn soon() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_millis(200))
+    }
+
+    #[test]
+    fn ranks_agree_if_all_ran_or_all_raised() {
+        let failed = RunFailure::HandlerFailed;
+        let (mut ran, mut far) = ranks(2);
+        say(&mut far[0], BatchOutcome::Items(Vec::new()));
+        // What it returned is of no interest.
+        say(&mut far[1], BatchOutcome::Failed(RunFailure::NotAList));
+        ran.agree(None, soon()).unwrap();
+        let (mut raised, mut far) = ranks(2);
+        for far in &mut far {
+            say(far, BatchOutcome::Failed(RunFailure::HandlerFailed));
+        }
+        raised.agree(Some(&failed), soon()).unwrap();
+        // Rank 0 returned what cannot be sent: all have run.
+        let (mut ran, mut far) = ranks(1);
+        say(&mut far[0], BatchOutcome::Items(Vec::new()));
+        ran.agree(Some(&RunFailure::UnsupportedOutput), soon())
+            .unwrap();
+    }
+
+    #[test]
+    fn ranks_that_part_are_named() {
+        let out_of_memory = RunFailure::DeviceOutOfMemory;
+        let (mut parted, mut far) = ranks(2);
+        say(&mut far[0], BatchOutcome::Items(Vec::new()));
+        say(&mut far[1], BatchOutcome::Failed(RunFailure::HandlerFailed));
+        let loss = parted.agree(None, soon()).unwrap_err();
+        assert!(matches!(loss, Loss::Apart { failed, out_of_memory: false } if failed == [2]));
+        let (mut parted, mut far) = ranks(1);
+        say(&mut far[0], BatchOutcome::Items(Vec::new()));
+        let loss = parted.agree(Some(&out_of_memory), soon()).unwrap_err();
+        assert!(matches!(loss, Loss::Apart { failed, out_of_memory: true } if failed == [0]));
+        let (mut silent, mut far) = ranks(2);
+        say(&mut far[0], BatchOutcome::Items(Vec::new()));
+        let loss = silent.agree(None, soon()).unwrap_err();
+        assert!(matches!(loss, Loss::Silent(ranks) if ranks == [2]));
+        let (mut lost, mut far) = ranks(2);
+        drop(far.remove(1));
+        let loss = lost.agree(None, soon()).unwrap_err();
+        assert!(matches!(loss, Loss::Rank(2, WireError::Closed)));
+        let (mut none, _) = ranks(0);
+        none.agree(None, None).unwrap();
+        assert!(matches!(
+            none.silent(true),
+            Loss::Channel(WireError::TimedOut)
+        ));
+    }
+
+    #[test]
+    fn one_that_raised_is_seen_while_rank_0_still_runs() {
+        let (mut ranks, mut far) = ranks(1);
+        ranks.look().unwrap();
+        say(&mut far[0], BatchOutcome::Failed(RunFailure::HandlerFailed));
+        ranks.look().unwrap();
+        ranks.failed = ranks.failed.map(|since| since - FAIL_TOGETHER_WITHIN);
+        let loss = ranks.look().unwrap_err();
+        assert!(matches!(loss, Loss::Apart { failed, .. } if failed == [1]));
+    }
 }
