@@ -30,7 +30,9 @@ use crate::pool::hosts::{
 };
 use crate::pool::imports::Modules;
 use crate::pool::logs::ModelLog;
-use crate::pool::ranks::{Loss, Meeting, NCCL_ERRORS, Parallel, Ranks, readable, visible_devices};
+use crate::pool::ranks::{
+    Loss, NCCL_ERRORS, Parallel, Ranks, Rendezvous, readable, visible_devices,
+};
 use crate::pool::restart::{Failures, Lost, Restart};
 use crate::pool::slots::Slots;
 use crate::pool::{Phase, PoolSpec, SlotStatus};
@@ -391,7 +393,8 @@ impl Dispatcher {
             // The host of this worker alone ends as it is dropped; one that others serve in stays.
             Err(LoadError::Missing(ranks)) => {
                 let pids: Vec<u32> = hosts.iter().map(|host| host.pid()).collect();
-                let absent = group.map_or_else(Vec::new, |(_, meeting)| meeting.absent(&pids));
+                let absent =
+                    group.map_or_else(Vec::new, |(_, rendezvous)| rendezvous.absent(&pids));
                 let mut failure = self.silent(&ranks, "while it loaded the model", limit);
                 if !absent.is_empty() && absent.len() < pids.len() {
                     let absent = named(&absent);
@@ -499,13 +502,13 @@ impl Dispatcher {
     }
 
     /// What its processes are to one another, where it is a group of them.
-    fn group(&self) -> Result<Option<(Parallel, Meeting)>, StartFailure> {
+    fn group(&self) -> Result<Option<(Parallel, Rendezvous)>, StartFailure> {
         let group = self.spec.parallel.filter(|parallel| parallel.is_group());
-        let meeting = group.map(|parallel| {
-            let meeting = Meeting::new(format!("{}_{}", self.spec.model, self.id));
-            meeting.map(|meeting| (parallel, meeting))
+        let rendezvous = group.map(|parallel| {
+            let rendezvous = Rendezvous::new(format!("{}_{}", self.spec.model, self.id));
+            rendezvous.map(|rendezvous| (parallel, rendezvous))
         });
-        meeting
+        rendezvous
             .transpose()
             .map_err(|error| host_failure(&error.into()))
     }
@@ -531,7 +534,7 @@ impl Dispatcher {
     fn host(
         &self,
         threads: u32,
-        group: Option<&(Parallel, Meeting)>,
+        group: Option<&(Parallel, Rendezvous)>,
         limit: Duration,
     ) -> Result<(Arc<HostLease>, Option<Instant>), StartFailure> {
         let mut shared = match self.spec.isolation {
@@ -570,7 +573,7 @@ impl Dispatcher {
     fn start_host(
         &self,
         threads: u32,
-        group: Option<&(Parallel, Meeting)>,
+        group: Option<&(Parallel, Rendezvous)>,
         deadline: Option<Instant>,
     ) -> Result<Arc<HostLease>, HostStartError> {
         let python = if self.spec.needs_python {
@@ -581,22 +584,18 @@ impl Dispatcher {
         };
         let surroundings = &self.spec.surroundings;
         let mut variables = thread_variables(threads).to_vec();
-        if let Some(device) = self
-            .device
-            .as_ref()
-            .filter(|_| self.sees_its_devices_only())
-        {
+        let own_devices = self.device.as_ref();
+        let own_devices = own_devices.filter(|_| self.sees_its_devices_only());
+        if let Some(device) = own_devices {
             let own = surroundings.hosts.visible_devices.as_deref();
             let visible = visible_devices(&device.ids(), own);
             variables.push((VISIBLE_DEVICES, visible));
         }
-        if let Some((parallel, meeting)) = group {
-            return self.start_group(*parallel, meeting, &variables, python.as_ref(), deadline);
+        if let Some((parallel, rendezvous)) = group {
+            return self.start_group(*parallel, rendezvous, &variables, python.as_ref(), deadline);
         }
-        // Its variables have to be there before Python is.
-        let forkable = python
-            .as_ref()
-            .filter(|_| variables.len() == thread_variables(0).len());
+        // Its devices have to be settled before Python starts.
+        let forkable = python.as_ref().filter(|_| own_devices.is_none());
         let forked = forkable.and_then(|places| {
             let load = &self.spec.load;
             let candidates = &surroundings.hosts.preload_modules;
@@ -630,14 +629,14 @@ impl Dispatcher {
     fn start_group(
         &self,
         parallel: Parallel,
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         variables: &[(&'static str, String)],
         python: Option<&PythonPlaces>,
         deadline: Option<Instant>,
     ) -> Result<Arc<HostLease>, HostStartError> {
         let surroundings = &self.spec.surroundings;
         let exec = |rank| {
-            let mut all = [variables, &parallel.variables(rank, meeting)].concat();
+            let mut all = [variables, &parallel.variables(rank, rendezvous)].concat();
             if std::env::var_os(NCCL_ERRORS).is_none() {
                 // As `torchrun`, which leaves it to whoever has set it.
                 all.push((NCCL_ERRORS, "1".to_owned()));

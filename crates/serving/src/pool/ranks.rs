@@ -135,7 +135,11 @@ impl Parallel {
     }
 
     /// What `torchrun` sets for the rank of a worker on one machine.
-    pub(crate) fn variables(self, rank: u32, meeting: &Meeting) -> Vec<(&'static str, String)> {
+    pub(crate) fn variables(
+        self,
+        rank: u32,
+        rendezvous: &Rendezvous,
+    ) -> Vec<(&'static str, String)> {
         let size = self.processes();
         let numbers = [
             ("RANK", rank),
@@ -146,7 +150,7 @@ impl Parallel {
             ("ROLE_WORLD_SIZE", size),
             ("GROUP_RANK", 0),
             ("GROUP_WORLD_SIZE", 1),
-            ("MASTER_PORT", u32::from(meeting.port)),
+            ("MASTER_PORT", u32::from(rendezvous.port)),
             ("TORCHELASTIC_RESTART_COUNT", 0),
             // A rank is never started again without the others.
             ("TORCHELASTIC_MAX_RESTARTS", 0),
@@ -154,7 +158,7 @@ impl Parallel {
         let texts = [
             ("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()),
             ("ROLE_NAME", "default".to_owned()),
-            ("TORCHELASTIC_RUN_ID", meeting.name.clone()),
+            ("TORCHELASTIC_RUN_ID", rendezvous.name.clone()),
             // There is no agent that holds the store: rank 0 opens it.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
         ];
@@ -169,12 +173,12 @@ fn is_one(nodes: &Value) -> bool {
 
 /// Where the ranks of one generation of a worker find one another.
 #[derive(Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct Rendezvous {
     port: u16,
     name: String,
 }
 
-impl Meeting {
+impl Rendezvous {
     /// On a port that is free now. Rank 0 opens it a moment later; should another program be quicker,
     /// the load fails and the next try has another port.
     pub(crate) fn new(name: String) -> std::io::Result<Self> {
@@ -184,7 +188,7 @@ impl Meeting {
     }
 }
 
-impl Meeting {
+impl Rendezvous {
     /// The ranks, of processes in their order, that have not come here: none of their sockets has to
     /// do with its port.
     pub(crate) fn absent(&self, pids: &[u32]) -> Vec<u32> {
@@ -264,6 +268,8 @@ pub(super) struct Ranks {
     limit: Duration,
     /// When one of them was heard to have failed in the batch that runs.
     failed: Option<Instant>,
+    /// One that could not be handed it.
+    lost: Option<(u32, WireError)>,
 }
 
 struct Other {
@@ -274,15 +280,12 @@ struct Other {
 
 /// Where a rank stands with the last batch.
 enum State {
-    /// It has none.
-    Idle,
-    Runs,
+    /// It has run it, or had none yet.
     Ran,
+    Runs,
     Failed {
         out_of_memory: bool,
     },
-    /// It could not be handed the batch.
-    Lost(WireError),
 }
 
 impl Ranks {
@@ -291,13 +294,14 @@ impl Ranks {
         let others = (1..).zip(channels).map(|(rank, channel)| Other {
             rank,
             channel,
-            batch: State::Idle,
+            batch: State::Ran,
         });
         Self {
             others: others.collect(),
             all_run,
             limit,
             failed: None,
+            lost: None,
         }
     }
 
@@ -320,10 +324,10 @@ impl Ranks {
         for other in &mut self.others {
             let (sender, _) = other.channel.halves();
             let limited = sender.limit(self.limit);
-            other.batch = match limited.and_then(|()| way.send(sender, run, values)) {
-                Ok(()) => State::Runs,
-                Err(error) => State::Lost(error),
-            };
+            match limited.and_then(|()| way.send(sender, run, values)) {
+                Ok(()) => other.batch = State::Runs,
+                Err(error) => self.lost = Some((other.rank, error)),
+            }
         }
     }
 
@@ -352,11 +356,7 @@ impl Ranks {
         failure: Option<&RunFailure>,
         due: Option<Instant>,
     ) -> Result<(), Loss> {
-        if self
-            .others
-            .iter()
-            .all(|other| matches!(other.batch, State::Idle))
-        {
+        if !self.run_together() {
             return Ok(());
         }
         let failure = failure.filter(|failure| has_raised(failure));
@@ -426,12 +426,8 @@ impl Ranks {
 
     /// Waits for words of those that run, and takes what has come.
     fn listen(&mut self, until: Instant) -> Result<(), Loss> {
-        for other in &mut self.others {
-            if let State::Lost(_) = &other.batch
-                && let State::Lost(error) = std::mem::replace(&mut other.batch, State::Idle)
-            {
-                return Err(Loss::Rank(other.rank, error));
-            }
+        if let Some((rank, error)) = self.lost.take() {
+            return Err(Loss::Rank(rank, error));
         }
         let mut running: Vec<&mut Other> = self
             .others
@@ -597,20 +593,20 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let own = std::process::id();
-        let meeting = |port| Meeting {
+        let rendezvous = |port| Rendezvous {
             port,
             name: String::new(),
         };
-        assert_eq!(meeting(port).absent(&[own, 0, own]), [1]);
+        assert_eq!(rendezvous(port).absent(&[own, 0, own]), [1]);
         drop(listener);
-        assert_eq!(meeting(port).absent(&[own]), [0]);
+        assert_eq!(rendezvous(port).absent(&[own]), [0]);
         // The other end of a connection.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let connection = std::net::TcpStream::connect(address).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         drop((listener, accepted));
-        assert_eq!(meeting(address.port()).absent(&[own]), [0; 0]);
+        assert_eq!(rendezvous(address.port()).absent(&[own]), [0; 0]);
         drop(connection);
     }
 
