@@ -21,6 +21,7 @@ mod management;
 mod metrics;
 mod object_stores;
 mod predict;
+mod ranks;
 mod registry;
 mod rest;
 mod scaling;

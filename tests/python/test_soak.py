@@ -40,9 +40,9 @@ INTERVAL = min(1.0, SECONDS / 200)
 MIB = 1 << 20
 # What may be added to each kind of number however long it takes.
 FLOORS = {"memory": 1.0, "descriptors": 2.0, "threads": 2.0, "processes": 2.0, "files": 2.0}
-# The server's memory goes up to what the worst moments took, since the allocator keeps that: until
-# some minutes have had them all, such a step is no leak.
-SETTLED_AFTER = 240
+# The server's memory goes up in steps to what the worst moments took, since the allocator keeps
+# that: until an hour has had them all, such a step is no leak.
+SETTLED_AFTER = 1800
 STEPS = 6.0
 # Bodies of 256 KiB that are sent each second beside everything else.
 LARGE_RATE = 40

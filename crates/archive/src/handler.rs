@@ -15,7 +15,14 @@ pub const DEFAULT_HANDLERS: [&str; 8] = [
 ];
 
 /// Those of them that this server has so far; a test holds the list to the package `ts`.
-pub const SHIPPED_HANDLERS: [&str; 2] = ["base_handler", "image_classifier"];
+pub const SHIPPED_HANDLERS: [&str; 6] = [
+    "base_handler",
+    "text_classifier",
+    "image_classifier",
+    "object_detector",
+    "image_segmenter",
+    "dali_image_classifier",
+];
 
 /// A handler as it is written: a module or file, and maybe a name in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

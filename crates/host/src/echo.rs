@@ -23,6 +23,9 @@ const FAULT_HEADER: &str = "x-echo-fault";
 /// Header with the number of the part, from 0, at which it misbehaves.
 const FAULT_AT_HEADER: &str = "x-echo-fault-at";
 
+/// Header with the process of a group that misbehaves; without it all do.
+const FAULT_RANK_HEADER: &str = "x-echo-fault-rank";
+
 /// Header that asks for a reply in this many parts: each is its number, the value and a newline.
 const STREAM_HEADER: &str = "x-echo-stream";
 
@@ -45,13 +48,16 @@ impl BackendFactory for EchoFactory {
                     .to_owned(),
             });
         }
-        std::thread::sleep(Duration::from_micros(model.echo.load_micros));
+        let misbehaves = model.echo.load_rank.is_none_or(|rank| rank == model.rank);
+        if misbehaves {
+            std::thread::sleep(Duration::from_micros(model.echo.load_micros));
+        }
         match &model.echo.load_error {
-            Some(message) => Err(LoadFailure {
+            Some(message) if misbehaves => Err(LoadFailure {
                 kind: LoadFailureKind::Transient,
                 message: message.clone(),
             }),
-            None => Ok(Box::new(Echo {
+            _ => Ok(Box::new(Echo {
                 behaviour: model.echo.clone(),
                 output: Arc::clone(output),
                 live: (model.exchange == Exchange::Continuous).then(HashMap::new),
@@ -150,7 +156,7 @@ fn run(behaviour: &EchoBehaviour, output: &Output, batch: &Batch<'_>) -> BatchRe
             if result.is_some() {
                 continue;
             }
-            if fault(item, step) == Some("raise-batch") {
+            if fault(item, step, output.rank()) == Some("raise-batch") {
                 return failed(RunFailure::HandlerFailed);
             }
             let length = stream_length(item);
@@ -241,9 +247,11 @@ fn stream_length(item: &BatchItem<'_>) -> usize {
     length.unwrap_or(1).max(1)
 }
 
-fn fault<'a>(item: &BatchItem<'a>, step: usize) -> Option<&'a str> {
+fn fault<'a>(item: &BatchItem<'a>, step: usize, own_rank: u32) -> Option<&'a str> {
     let at = header(item, FAULT_AT_HEADER).and_then(|at| at.parse().ok());
-    header(item, FAULT_HEADER).filter(|_| at.unwrap_or(0) == step)
+    let rank = header(item, FAULT_RANK_HEADER).and_then(|rank| rank.parse::<u32>().ok());
+    header(item, FAULT_HEADER)
+        .filter(|_| at.unwrap_or(0) == step && rank.is_none_or(|rank| rank == own_rank))
 }
 
 fn answer(
@@ -254,7 +262,7 @@ fn answer(
     (content_type, value): (&str, &[u8]),
 ) -> Result<Item, RunFailure> {
     let mut status = 200;
-    match fault(item, step) {
+    match fault(item, step, output.rank()) {
         None => {}
         Some("panic") => panic!("a panic that request {} asked for", item.request_id),
         Some("abort") => std::process::abort(),

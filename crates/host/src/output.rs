@@ -21,6 +21,7 @@ pub struct Output {
     departed: Departed,
     running: Mutex<HashMap<String, Running>>,
     max_response_bytes: u64,
+    rank: u32,
 }
 
 /// A request that a worker has.
@@ -47,14 +48,16 @@ pub struct Sent {
 }
 
 impl Output {
-    /// Takes the sending half of the worker's channel.
-    pub fn new(sender: Sender, departed: Departed, max_response_bytes: u64) -> Self {
+    /// Takes the sending half of the worker's channel. Of a group, only `rank` 0
+    /// sends replies and metrics.
+    pub fn new(sender: Sender, departed: Departed, max_response_bytes: u64, rank: u32) -> Self {
         Self {
             hang_up: sender.hang_up(),
             sender: Mutex::new(sender),
             departed,
             running: Mutex::default(),
             max_response_bytes,
+            rank,
         }
     }
 
@@ -64,6 +67,12 @@ impl Output {
     /// # Errors
     /// [`WireError::Closed`] when the server is gone.
     pub fn chunks(&self, parts: &[(&str, &Result<Item, RunFailure>)]) -> Result<Sent, WireError> {
+        if self.rank > 0 {
+            return Ok(Sent {
+                dropped: 0,
+                all_left: false,
+            });
+        }
         // Held until all is sent: nothing may follow the end of a request.
         let mut running = self.running();
         self.note_departures(&mut running);
@@ -99,6 +108,11 @@ impl Output {
                 .send_inline(&WorkerReply::Chunks(chunks), &bodies)?;
         }
         Ok(sent)
+    }
+
+    /// Which process of its group this is.
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
     }
 
     /// Whether the caller of a request has left; `None` for one that does not run.
@@ -179,16 +193,18 @@ impl Output {
         let mut bodies = Vec::new();
         let outcome = match &result.items {
             Err(failure) => BatchOutcome::Failed(failure.clone()),
+            Ok(_) if self.rank > 0 => BatchOutcome::Items(Vec::new()),
             Ok(items) => {
                 bodies.reserve(items.len());
                 let outcomes = items.iter().map(|item| self.outcome(item, &mut bodies));
                 BatchOutcome::Items(outcomes.collect())
             }
         };
+        let metrics = result.metrics.iter().filter(|_| self.rank == 0);
         let done = WorkerReply::Done(BatchDone {
             ran_micros: micros(ran),
             outcome,
-            metrics: result.metrics.iter().map(event).collect(),
+            metrics: metrics.map(event).collect(),
         });
         self.sender().send_payload(&done, &bodies)
     }

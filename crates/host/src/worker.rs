@@ -62,7 +62,8 @@ fn work(channel: Channel, factory: &dyn BackendFactory) -> Result<(), WireError>
             .ok_or(WireError::Malformed("a model without its second socket"))?;
         (model, Departed::new(departed))
     };
-    let output = Arc::new(Output::new(sender, departed, model.max_response_bytes));
+    let output = Output::new(sender, departed, model.max_response_bytes, model.rank);
+    let output = Arc::new(output);
     let _ends_with_this_thread = HangUpAtEnd(&output);
     let mut backend = match factory.load(&model, &output) {
         Ok(backend) => backend,

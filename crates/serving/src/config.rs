@@ -124,6 +124,8 @@ pub struct HostConfig {
     pub cores: usize,
     /// Ids of the accelerators that workers may use.
     pub devices: Vec<u32>,
+    /// What limits the devices that this process sees (`CUDA_VISIBLE_DEVICES`).
+    pub visible_devices: Option<String>,
     /// `service_envelope`.
     pub service_envelope: Option<String>,
     /// `decode_input_request`.

@@ -55,8 +55,8 @@ pub use health::{Obstacle, Readiness};
 pub use inference::{Answer, InferenceService, Parts};
 pub use job::Timing;
 pub use management::{
-    Change, Description, LiveLimits, ManagementService, ModelPage, Registered, Registration,
-    Scaled, Scaling, Which, WorkerDescription,
+    Change, Description, LiveLimits, ManagementService, ModelPage, RankDescription, Registered,
+    Registration, Scaled, Scaling, Which, WorkerDescription,
 };
 pub use snapshot::{MissingArchive, Occasion, SavedModels, SavedVersion, SnapshotWriter};
 pub use ts_wire::frame::RunFailure;

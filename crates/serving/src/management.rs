@@ -193,6 +193,8 @@ pub struct Description {
     pub continuous_batching: bool,
     /// Requests are sent to a worker without waiting for its replies.
     pub async_communication: bool,
+    /// `parallelType` and `parallelLevel`.
+    pub parallel: Option<(&'static str, u32)>,
     /// The numbers in force.
     pub limits: ModelLimits,
     /// How its requests are put in order and into batches.
@@ -230,20 +232,33 @@ pub struct WorkerDescription {
     pub started: SystemTime,
     /// It can take a batch.
     pub ready: bool,
-    /// Process of its host, while there is one.
+    /// Process of its host, while there is one; of a group, of rank 0.
     pub pid: Option<u32>,
-    /// Resident bytes of that process.
+    /// Resident bytes of its processes.
     pub memory_bytes: u64,
+    /// Its processes, where it is a group of them.
+    pub ranks: Vec<RankDescription>,
     /// How it is isolated.
     pub isolation: Isolation,
-    /// Accelerator leased to it.
-    pub device: Option<u32>,
+    /// Accelerators leased to it; most have none or one.
+    pub devices: Vec<u32>,
     /// Its share of the cores: threads of one forward pass. `None` before it was first started.
     pub threads: Option<u32>,
     /// Counts its incarnations from 1.
     pub generation: u64,
     /// Why the last one ended, if one did.
     pub last_failure: Option<String>,
+}
+
+/// One process of a worker that is a group.
+#[derive(Debug, Clone)]
+pub struct RankDescription {
+    /// Its number in the group.
+    pub rank: u32,
+    /// The process.
+    pub pid: u32,
+    /// Its resident bytes.
+    pub memory_bytes: u64,
 }
 
 /// Registration, scaling, description and removal of models.
@@ -413,7 +428,8 @@ impl ManagementService {
             autoscale: limits.autoscale,
         };
         can_be_had(size)?;
-        let automatic_workers = spec::automatic_workers(&core.config, &resolved.placement);
+        let automatic_workers =
+            spec::automatic_workers(&core.config, &resolved.placement, resolved.parallel);
         let expected = registration.is_of_the_start() || core.progress.misses(&name, &version);
         let standing = if expected {
             Standing::Expected
@@ -955,13 +971,22 @@ fn begin(
 ) -> Result<(Option<UnderWay>, Step), ServingError> {
     let mut decided = version.decided.lock();
     let before = decided.size;
-    let size = if scaling.resizes {
+    let mut size = if scaling.resizes {
         size(before, version.automatic_workers, scaling)
     } else {
         before
     };
     if size.max < size.min {
         return Err(ServingError::WorkerRange);
+    }
+    if let Some(room) = version.pool.spec().devices.room() {
+        let wanted = size.max;
+        size.min = size.min.min(room);
+        size.max = size.max.min(room);
+        if size.max < wanted {
+            let model = &version.name;
+            tracing::warn!(%model, wanted, room, "there are devices for fewer workers");
+        }
     }
     if scaling.resizes {
         can_be_had(size)?;
@@ -1108,6 +1133,9 @@ fn describe(version: &ModelVersion, default: &Version) -> Description {
         isolation: spec.isolation,
         continuous_batching: spec.load.exchange == Exchange::Continuous,
         async_communication: spec.load.exchange == Exchange::Asynchronous,
+        parallel: spec
+            .parallel
+            .map(|parallel| (parallel.kind(), parallel.level())),
         scheduling: spec.scheduling.clone(),
         host_limits_by: (!limits.hosts.is_unlimited()).then(|| spec.surroundings.means_of_limits()),
         limits,

@@ -25,7 +25,7 @@ use ts_wire::frame::{BackendKind, EchoBehaviour, Exchange, LoadModel};
 use crate::config::{ModelOverrides, ServingConfig};
 use crate::error::ServingError;
 use crate::management::Registration;
-use crate::pool::Placement;
+use crate::pool::{Parallel, Placement};
 use crate::scheduling;
 use crate::warmup::WarmUp;
 
@@ -42,6 +42,7 @@ pub(crate) struct ResolvedModel {
     pub(crate) version: Version,
     pub(crate) runtime: Runtime,
     pub(crate) isolation: Isolation,
+    pub(crate) parallel: Option<Parallel>,
     pub(crate) device_type: Option<DeviceType>,
     pub(crate) device_ids: Option<Vec<u32>>,
     pub(crate) placement: Placement,
@@ -114,7 +115,8 @@ pub(crate) fn resolve(
     let device_type = yaml.device_type.or(property.device_type);
     let device_ids = yaml.device_ids.clone().or(property.device_ids.clone());
     let placement = place(config, &name, device_type, device_ids.as_deref())?;
-    let automatic = automatic_workers(config, &placement);
+    let parallel = Parallel::read(yaml)?;
+    let automatic = automatic_workers(config, &placement, parallel);
     let mut limits = limits(config, registration, yaml, &property, automatic);
     if let Some((saved_version, saved)) = &registration.restored {
         if *saved_version != version {
@@ -127,6 +129,9 @@ pub(crate) fn resolve(
         limits.min_workers = saved.min_workers;
         limits.max_workers = saved.max_workers.max(saved.min_workers);
         limits.job_queue_size = saved.job_queue_size.unwrap_or(limits.job_queue_size);
+    }
+    if let Some((parallel, devices)) = parallel.zip(placement.devices(&config.hosts.devices)) {
+        fit_into_devices(&mut limits, parallel, devices)?;
     }
     let exchange = exchange(yaml)?;
     if exchange == Exchange::Asynchronous {
@@ -146,14 +151,7 @@ pub(crate) fn resolve(
         ));
     }
     check_delay(&limits, &scheduling)?;
-    let isolation = registration
-        .isolation
-        .or(yaml.worker_isolation)
-        .or(config.defaults.isolation)
-        .unwrap_or(match backend {
-            BackendKind::Python => Isolation::Process,
-            BackendKind::Echo => Isolation::Thread,
-        });
+    let isolation = isolation(config, registration, yaml, backend, parallel)?;
     let load = LoadModel {
         model_name: name.to_string(),
         model_version: version.to_string(),
@@ -174,6 +172,8 @@ pub(crate) fn resolve(
         sequence_headers: config.sequence_headers.clone(),
         declared_metrics: config.handler_metrics.for_handlers(),
         max_response_bytes: config.hosts.max_response_bytes,
+        // For each process its own.
+        rank: 0,
         echo: echo_behaviour(yaml)?,
     };
     Ok(ResolvedModel {
@@ -181,6 +181,7 @@ pub(crate) fn resolve(
         version,
         runtime,
         isolation,
+        parallel,
         device_type,
         device_ids,
         placement,
@@ -245,13 +246,72 @@ fn place(
 
 /// Workers of a model that nobody said a number for, as TorchServe has it: one for each device, or
 /// for each core.
-pub(crate) fn automatic_workers(config: &ServingConfig, placement: &Placement) -> usize {
-    let places = match placement {
-        Placement::Any => config.hosts.devices.len(),
-        Placement::Listed(ids) => ids.len(),
-        Placement::Cpu | Placement::Missing => config.hosts.cores,
+pub(crate) fn automatic_workers(
+    config: &ServingConfig,
+    placement: &Placement,
+    parallel: Option<Parallel>,
+) -> usize {
+    let places = match placement.devices(&config.hosts.devices) {
+        Some(devices) => devices / parallel.map_or(1, Parallel::devices),
+        None => config.hosts.cores / parallel.map_or(1, Parallel::processes) as usize,
     };
     places.max(1)
+}
+
+/// Keeps a model to the workers that there are devices for, where each has several: they hold a part
+/// of a model each, and have no room for another one's.
+fn fit_into_devices(
+    limits: &mut ModelLimits,
+    parallel: Parallel,
+    devices: usize,
+) -> Result<(), ServingError> {
+    let each = parallel.devices();
+    if each == 1 {
+        return Ok(());
+    }
+    let room = devices / each;
+    if room == 0 {
+        return Err(ServingError::BadRegistration(format!(
+            "each worker of the model has {each} devices (`parallelLevel`, `torchrun`), and there              are {devices} for it. Make it less, or set `deviceType: cpu`"
+        )));
+    }
+    if limits.max_workers > room {
+        tracing::warn!(
+            wanted = limits.max_workers,
+            room,
+            "there are devices for fewer workers"
+        );
+    }
+    limits.min_workers = limits.min_workers.min(room);
+    limits.max_workers = limits.max_workers.min(room);
+    Ok(())
+}
+
+/// Who asks for a thread for each worker and for several processes is refused; what only holds for
+/// most models gives way.
+fn isolation(
+    config: &ServingConfig,
+    registration: &Registration,
+    yaml: &ModelConfig,
+    backend: BackendKind,
+    parallel: Option<Parallel>,
+) -> Result<Isolation, ServingError> {
+    let asked = registration.isolation.or(yaml.worker_isolation);
+    if let Some(parallel) = parallel.filter(|parallel| parallel.needs_own_processes()) {
+        if asked == Some(Isolation::Thread) {
+            return Err(ServingError::BadRegistration(format!(
+                "`parallelType: {}` gives each worker processes of its own, and worker isolation \
+                 `thread` has them share one. Leave one of them out",
+                parallel.kind()
+            )));
+        }
+        return Ok(Isolation::Process);
+    }
+    let usual = match backend {
+        BackendKind::Python => Isolation::Process,
+        BackendKind::Echo => Isolation::Thread,
+    };
+    Ok(asked.or(config.defaults.isolation).unwrap_or(usual))
 }
 
 fn limits(
@@ -376,8 +436,10 @@ pub(crate) fn without_effect(artifact: &Artifact) -> Vec<&'static str> {
     let on = |value: Option<bool>| value == Some(true);
     [
         ("useVenv", on(yaml.use_venv)),
-        ("parallelType", yaml.parallel_level.is_some()),
-        ("torchrun", yaml.torchrun.is_some()),
+        (
+            "torchrun",
+            yaml.torchrun.is_some() && !matches!(yaml.parallel_level, Some(1..)),
+        ),
     ]
     .into_iter()
     .filter_map(|(key, set)| set.then_some(key))
@@ -451,6 +513,7 @@ mod tests {
                 preload_modules: Vec::new(),
                 cores: 4,
                 devices,
+                visible_devices: None,
                 service_envelope: None,
                 decode_input_request: true,
                 limit_max_image_pixels: true,
@@ -616,6 +679,35 @@ mod tests {
             let none = ModelOverrides::default();
             let resolved = resolved(&registration, yaml, none, vec![0, 1, 2]).unwrap();
             assert_eq!(resolved.limits.min_workers, workers, "{yaml}");
+        }
+    }
+
+    #[test]
+    fn a_model_has_the_workers_that_its_groups_of_devices_allow() {
+        let registration = Registration {
+            at_startup: true,
+            ..Registration::default()
+        };
+        let workers = |yaml: &str, devices: u32| {
+            let yaml = format!("parallelType: tp\nparallelLevel: 2\n{yaml}");
+            let none = ModelOverrides::default();
+            resolved(&registration, &yaml, none, (0..devices).collect()).map(|resolved| {
+                assert_eq!(resolved.isolation, Isolation::Process);
+                (resolved.limits.min_workers, resolved.limits.max_workers)
+            })
+        };
+        assert_eq!(workers("", 5).ok(), Some((2, 2)));
+        let four = "minWorkers: 1\nmaxWorkers: 4\n";
+        assert_eq!(workers(four, 4).ok(), Some((1, 2)));
+        assert_eq!(workers(four, 0).ok(), Some((1, 4)));
+        assert_eq!(workers("", 0).ok(), Some((2, 2)), "cores of both processes");
+        assert_eq!(workers("deviceIds: [3, 2]\n", 4).ok(), Some((1, 1)));
+        for (yaml, devices) in [("", 1), ("deviceIds: [3]\n", 4)] {
+            let told = workers(yaml, devices).err().unwrap().to_string();
+            assert!(
+                told.contains("has 2 devices") && told.contains("are 1"),
+                "{told}"
+            );
         }
     }
 

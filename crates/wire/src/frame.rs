@@ -176,6 +176,9 @@ pub struct LoadModel {
     pub declared_metrics: Vec<MetricDeclaration>,
     /// Bytes that one reply may have.
     pub max_response_bytes: u64,
+    /// Which process of a group it is. Only the replies of the first, 0, are wanted; the others say
+    /// of each batch whether it ran.
+    pub rank: u32,
     /// For the echo backend: how it behaves.
     pub echo: EchoBehaviour,
 }
@@ -241,6 +244,8 @@ pub struct EchoBehaviour {
     pub load_micros: u64,
     /// Fail to load with this message.
     pub load_error: Option<String>,
+    /// Of a group, only this process takes that time and fails.
+    pub load_rank: Option<u32>,
 }
 
 /// One batch.

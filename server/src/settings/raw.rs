@@ -318,7 +318,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("ts_header_key_sequence_start", Kind::Text, "ts_request_sequence_start", "Header that starts a sequence.").environment(),
     key("ts_header_key_sequence_end", Kind::Text, "ts_request_sequence_end", "Header that ends a sequence.").environment(),
     key("initial_worker_port", count(0, 65_535), "9000", "Id of the first worker.").environment().without_effect("workers have no port; ids start at 9000"),
-    key("initial_distribution_port", count(0, 65_535), "29500", "First port of parallel workers.").environment().without_effect("models that span processes are not served yet"),
+    key("initial_distribution_port", count(0, 65_535), "29500", "First port of parallel workers.").environment().without_effect("the processes of a worker meet on a port that is free"),
     key("ipex_enable", Kind::Flag, "false", "Intel's extension for PyTorch.").environment().without_effect("a handler imports the extension itself"),
     key("ipex_gpu_enable", Kind::Flag, "false", "The same on accelerators.").environment().without_effect("a handler imports the extension itself"),
     key("cpu_launcher_enable", Kind::Flag, "false", "Run workers through PyTorch's launcher.").environment().without_effect("the server divides the cores among its workers itself"),

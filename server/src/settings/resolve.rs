@@ -476,6 +476,7 @@ fn read(reader: &mut Reader<'_>, machine: &Machine) -> Option<Settings> {
         preload_modules: reader.value("preload_modules", module_names),
         cores: machine.cores,
         devices: read_devices(reader, machine, hidden_environment.as_ref()),
+        visible_devices: visible_to_hosts(machine, hidden_environment.as_ref()).map(str::to_owned),
         service_envelope: reader
             .choice("service_envelope", &["body", "json", "kserve", "kservev2"]),
         decode_input_request: reader.flag("decode_input_request"),
@@ -655,14 +656,17 @@ fn read_devices(reader: &mut Reader<'_>, machine: &Machine, hidden: Option<&Rege
         },
     });
     let mut devices = named.unwrap_or_else(|| {
-        // What hosts see counts, not what this process sees.
-        let hidden = hidden.is_some_and(|hidden| hidden.is_match(VISIBLE));
-        let value = machine.visible_devices.as_deref().filter(|_| !hidden);
-        let count = visible(&machine.devices, value);
+        let count = visible(&machine.devices, visible_to_hosts(machine, hidden));
         (0..u32::try_from(count).unwrap_or(u32::MAX)).collect()
     });
     devices.truncate(limit.unwrap_or(usize::MAX));
     devices
+}
+
+/// What counts of [`VISIBLE`]: what hosts see, not what this process sees.
+fn visible_to_hosts<'m>(machine: &'m Machine, hidden: Option<&Regex>) -> Option<&'m str> {
+    let hidden = hidden.is_some_and(|hidden| hidden.is_match(VISIBLE));
+    machine.visible_devices.as_deref().filter(|_| !hidden)
 }
 
 fn read_metrics(reader: &mut Reader<'_>) -> MetricSettings {

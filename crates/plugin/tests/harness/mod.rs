@@ -105,6 +105,7 @@ pub(crate) fn model(source: &str) -> Model {
         sequence_headers: SequenceHeaders::default(),
         declared_metrics: Vec::new(),
         max_response_bytes: LIMIT,
+        rank: 0,
         echo: EchoBehaviour::default(),
     };
     Model { dir, load }

@@ -21,6 +21,7 @@ use crate::job::Ran;
 use crate::names::Claim;
 use crate::pool::dispatcher::{Dispatcher, End, Worker};
 use crate::pool::exchange::{Held, LOOK_EVERY, Payload, each_part, hand_over, reply};
+use crate::pool::ranks::Ranks;
 
 /// The requests that the worker has.
 struct InFlight<'d> {
@@ -160,6 +161,8 @@ impl Dispatcher {
                 return Ok(());
             };
             let limit = self.spec.limits.read().response_timeout;
+            // A worker of several is refused this way at its registration.
+            let ranks = &mut Ranks::default();
             for (mut job, running) in batch.singly() {
                 // Once the worker has it, only its names are needed.
                 let request = InferRequest {
@@ -174,7 +177,7 @@ impl Dispatcher {
                     let mut sender = sender.lock();
                     sender
                         .limit(limit)
-                        .and_then(|()| hand_over(&mut sender, items, Payload::Inline, told))
+                        .and_then(|()| hand_over(&mut sender, ranks, items, Payload::Inline, told))
                 };
                 let Err(error) = handed else { continue };
                 let removed = in_flight.remove(request.id.as_str());

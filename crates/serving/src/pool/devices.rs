@@ -2,6 +2,7 @@
 //! server started; it is leased to workers here and comes back when their slots end. A worker that
 //! is started again keeps what it has.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -43,6 +44,15 @@ impl Placement {
             _ => Ok(Self::Any),
         }
     }
+
+    /// Devices that the model may use, of those `present`; `None` on the processor.
+    pub(crate) fn devices(&self, present: &[u32]) -> Option<usize> {
+        match self {
+            Self::Cpu | Self::Missing => None,
+            Self::Any => Some(present.len()),
+            Self::Listed(ids) => Some(ids.len()),
+        }
+    }
 }
 
 /// Counts the workers in each of several places, and whose turn it is among places that have as
@@ -61,15 +71,18 @@ impl Turns {
         }
     }
 
-    /// The place with the fewest workers, which then has one more; `None` without places.
-    fn take(&mut self) -> Option<usize> {
-        let places = self.workers.len();
-        let first = self.next.checked_rem(places)?;
-        let place = (first..first + places)
-            .map(|place| place % places)
-            .min_by_key(|place| self.workers[*place])?;
-        self.next = first + 1;
-        self.workers[place] += 1;
+    /// The first of `count` places that follow one another and have the fewest workers; they then
+    /// have one more. `None` where there are not as many.
+    fn take(&mut self, count: usize) -> Option<usize> {
+        let runs = self.workers.len() / count;
+        let first = (self.next / count).checked_rem(runs)?;
+        let place = (first..first + runs)
+            .map(|run| run % runs * count)
+            .min_by_key(|place| self.workers[*place..][..count].iter().sum::<usize>())?;
+        self.next = (first + 1) * count;
+        for workers in &mut self.workers[place..][..count] {
+            *workers += 1;
+        }
         Some(place)
     }
 }
@@ -95,12 +108,15 @@ impl Devices {
 pub(crate) struct PoolDevices {
     all: Arc<Devices>,
     placement: Placement,
+    /// Devices of one worker.
+    each: usize,
     /// Of a list, by position: an id that is listed twice gets twice as many workers.
     listed: Arc<Mutex<Turns>>,
 }
 
 impl PoolDevices {
-    pub(crate) fn new(all: Arc<Devices>, placement: Placement) -> Self {
+    /// `each`, at least 1, is how many devices one worker has.
+    pub(crate) fn new(all: Arc<Devices>, placement: Placement, each: usize) -> Self {
         let listed = match &placement {
             Placement::Listed(ids) => ids.len(),
             Placement::Cpu | Placement::Missing | Placement::Any => 0,
@@ -108,6 +124,7 @@ impl PoolDevices {
         Self {
             all,
             placement,
+            each,
             listed: Arc::new(Mutex::new(Turns::new(listed, 0))),
         }
     }
@@ -117,52 +134,73 @@ impl PoolDevices {
         self.placement == Placement::Missing
     }
 
-    /// A device for one more worker; `None` where it runs on the processor.
+    /// Workers that there are devices for, where one with several cannot share them.
+    pub(crate) fn room(&self) -> Option<usize> {
+        let devices = self.placement.devices(&self.all.ids)?;
+        (self.each > 1).then(|| devices / self.each)
+    }
+
+    /// Devices for one more worker; `None` where it runs on the processor.
     pub(crate) fn lease(&self) -> Option<DeviceLease> {
         let all = Arc::clone(&self.all);
         match &self.placement {
             Placement::Cpu | Placement::Missing => None,
             Placement::Any => {
-                let place = all.turns.lock().take()?;
+                let place = all.turns.lock().take(self.each)?;
                 Some(DeviceLease {
                     all,
-                    place,
+                    places: (place..place + self.each).collect(),
                     listed: None,
                 })
             }
             Placement::Listed(ids) => {
-                let position = self.listed.lock().take()?;
-                let place = all.ids.iter().position(|id| *id == ids[position])?;
-                all.turns.lock().workers[place] += 1;
+                let position = self.listed.lock().take(self.each)?;
+                let positions = position..position + self.each;
+                let place = |wanted| all.ids.iter().position(|id| *id == wanted);
+                let places = ids[positions.clone()].iter().copied();
+                let places: Vec<usize> = places.filter_map(place).collect();
+                for place in &places {
+                    all.turns.lock().workers[*place] += 1;
+                }
                 Some(DeviceLease {
                     all,
-                    place,
-                    listed: Some((Arc::clone(&self.listed), position)),
+                    places,
+                    listed: Some((Arc::clone(&self.listed), positions)),
                 })
             }
         }
     }
 }
 
-/// The use of a device by one worker; it ends when this is dropped.
+/// The use of devices by one worker; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct DeviceLease {
     all: Arc<Devices>,
-    place: usize,
-    listed: Option<(Arc<Mutex<Turns>>, usize)>,
+    places: Vec<usize>,
+    listed: Option<(Arc<Mutex<Turns>>, Range<usize>)>,
 }
 
 impl DeviceLease {
-    pub(crate) fn id(&self) -> u32 {
-        self.all.ids[self.place]
+    /// At least one.
+    pub(crate) fn ids(&self) -> Vec<u32> {
+        self.places
+            .iter()
+            .map(|place| self.all.ids[*place])
+            .collect()
     }
 }
 
 impl Drop for DeviceLease {
     fn drop(&mut self) {
-        self.all.turns.lock().workers[self.place] -= 1;
-        if let Some((turns, position)) = &self.listed {
-            turns.lock().workers[*position] -= 1;
+        let mut turns = self.all.turns.lock();
+        for place in &self.places {
+            turns.workers[*place] -= 1;
+        }
+        drop(turns);
+        if let Some((turns, positions)) = &self.listed {
+            for workers in &mut turns.lock().workers[positions.clone()] {
+                *workers -= 1;
+            }
         }
     }
 }
@@ -188,7 +226,7 @@ mod tests {
     }
 
     fn ids(leases: &[DeviceLease]) -> Vec<u32> {
-        leases.iter().map(DeviceLease::id).collect()
+        leases.iter().flat_map(DeviceLease::ids).collect()
     }
 
     #[test]
@@ -211,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_first_worker_of_a_server_gets_the_second_device() {
-        let pool = PoolDevices::new(server(3), Placement::Any);
+        let pool = PoolDevices::new(server(3), Placement::Any, 1);
         assert_eq!(ids(&lease(&pool, 4)), [1, 2, 0, 1]);
     }
 
@@ -219,7 +257,7 @@ mod tests {
     #[test]
     fn workers_of_several_models_are_spread_evenly() {
         let devices = server(4);
-        let pool = |placement| PoolDevices::new(Arc::clone(&devices), placement);
+        let pool = |placement| PoolDevices::new(Arc::clone(&devices), placement, 1);
         let listed = pool(Placement::Listed(vec![3, 2]));
         let on_list = lease(&listed, 3);
         assert_eq!(ids(&on_list), [3, 2, 3]);
@@ -234,27 +272,56 @@ mod tests {
 
     #[test]
     fn a_device_that_comes_back_is_the_next_to_go() {
-        let pool = PoolDevices::new(server(3), Placement::Any);
+        let pool = PoolDevices::new(server(3), Placement::Any, 1);
         let mut leases = lease(&pool, 6);
         let freed = leases.remove(2);
-        assert_eq!(freed.id(), 0);
+        assert_eq!(freed.ids(), [0]);
         drop(freed);
-        assert_eq!(pool.lease().map(|lease| lease.id()), Some(0));
+        assert_eq!(pool.lease().map(|lease| lease.ids()), Some(vec![0]));
+    }
+
+    #[test]
+    fn a_worker_with_several_devices_gets_neighbours() {
+        let devices = server(5);
+        let pool = |placement, each| PoolDevices::new(Arc::clone(&devices), placement, each);
+        let pairs = pool(Placement::Any, 2);
+        assert_eq!(pairs.room(), Some(2));
+        let first = lease(&pairs, 2);
+        assert_eq!(ids(&first), [0, 1, 2, 3]);
+        // What is not part of a pair is free for others.
+        let one = lease(&pool(Placement::Any, 1), 1);
+        assert_eq!(ids(&one), [4]);
+        drop(first);
+        let one_more = lease(&pool(Placement::Any, 1), 1);
+        assert_eq!(ids(&one_more), [0]);
+        assert_eq!(
+            ids(&lease(&pairs, 1)),
+            [2, 3],
+            "the pair with fewer workers"
+        );
+        let listed = pool(Placement::Listed(vec![4, 1, 0]), 2);
+        assert_eq!(
+            (listed.room(), ids(&lease(&listed, 1))),
+            (Some(1), vec![4, 1])
+        );
+        assert!(pool(Placement::Any, 6).lease().is_none());
+        drop((one, one_more));
+        assert_eq!(devices.turns.lock().workers, [0; 5]);
     }
 
     #[test]
     fn there_is_nothing_to_lease_where_there_are_no_devices() {
         assert!(
-            PoolDevices::new(server(0), Placement::Any)
+            PoolDevices::new(server(0), Placement::Any, 1)
                 .lease()
                 .is_none()
         );
         assert!(
-            PoolDevices::new(server(2), Placement::Cpu)
+            PoolDevices::new(server(2), Placement::Cpu, 1)
                 .lease()
                 .is_none()
         );
-        let missing = PoolDevices::new(server(0), Placement::Missing);
+        let missing = PoolDevices::new(server(0), Placement::Missing, 1);
         assert!(missing.is_missing() && missing.lease().is_none());
     }
 
@@ -275,13 +342,13 @@ mod tests {
             devices in 1_u32..9, steps in proptest::collection::vec((any::<bool>(), 0_usize..64), 0..80),
         ) {
             let devices = server(devices);
-            let pool = PoolDevices::new(Arc::clone(&devices), Placement::Any);
+            let pool = PoolDevices::new(Arc::clone(&devices), Placement::Any, 1);
             let mut leases = Vec::new();
             for (comes, which) in steps {
                 if comes || leases.is_empty() {
                     let fewest = devices.turns.lock().workers.iter().copied().min();
                     let lease = pool.lease().unwrap();
-                    let now = devices.turns.lock().workers[lease.place];
+                    let now = devices.turns.lock().workers[lease.places[0]];
                     prop_assert_eq!(Some(now - 1), fewest);
                     leases.push(lease);
                 } else {

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use ts_metrics::Metric;
 use ts_types::{Isolation, with_causes};
 use ts_wire::frame::{
-    LoadFailureKind, LoadModel, LoadedModel, RunFailure, WorkerReply, WorkerRequest,
+    LoadFailureKind, LoadModel, LoadedModel, PythonPlaces, RunFailure, WorkerReply, WorkerRequest,
 };
 use ts_wire::{Channel, Departures, WireError};
 
@@ -25,9 +25,14 @@ use crate::handler_metrics::PrintedMetrics;
 use crate::metrics;
 use crate::pool::devices::{DeviceLease, core_share};
 use crate::pool::exchange;
-use crate::pool::hosts::{Host, HostLease, HostStartError, NewHost, thread_variables};
+use crate::pool::hosts::{
+    Host, HostExit, HostLease, HostStartError, NewHost, VISIBLE_DEVICES, thread_variables,
+};
 use crate::pool::imports::Modules;
 use crate::pool::logs::ModelLog;
+use crate::pool::ranks::{
+    Loss, NCCL_ERRORS, Parallel, Ranks, Rendezvous, readable, visible_devices,
+};
 use crate::pool::restart::{Failures, Lost, Restart};
 use crate::pool::slots::Slots;
 use crate::pool::{Phase, PoolSpec, SlotStatus};
@@ -145,6 +150,8 @@ pub(crate) struct Dispatcher {
 pub(super) struct Worker {
     pub(super) host: Arc<HostLease>,
     pub(super) channel: Channel,
+    /// Its other ranks, if it is a group.
+    pub(super) ranks: Ranks,
     /// Tells it of callers that have left.
     pub(super) departures: Departures,
     pub(super) model: LoadedModel,
@@ -259,7 +266,7 @@ impl Dispatcher {
             };
             self.publish.send_modify(|status| {
                 status.phase = phase;
-                status.pid = None;
+                status.pids.clear();
             });
             // It may have put jobs back that no other worker is left for.
             self.slots.arrived();
@@ -290,7 +297,7 @@ impl Dispatcher {
         );
         self.publish.send_modify(|status| {
             status.phase = Phase::Waiting;
-            status.pid = None;
+            status.pids.clear();
             status.last_failure = Some(failure.clone());
         });
         let never_up = matches!(lost, Lost::NeverUp { .. });
@@ -327,7 +334,7 @@ impl Dispatcher {
     fn give_up(&self, failure: &StartFailure) {
         self.publish.send_modify(|status| {
             status.phase = Phase::GivenUp;
-            status.pid = None;
+            status.pids.clear();
         });
         self.slots.gave_up(failure);
     }
@@ -350,37 +357,67 @@ impl Dispatcher {
             (limits.startup_timeout, limits.response_timeout, cores)
         };
         let threads = core_share(self.spec.surroundings.hosts.cores, self.slots.target());
+        let threads = self
+            .spec
+            .parallel
+            .map_or(threads, |parallel| parallel.threads(threads));
         // More would wait for one another in the cores that its host is limited to.
         let threads = cores.map_or(threads, |cores| threads.min(core_share(cores, 1)));
-        let (host, deadline) = self.host(threads, limit)?;
+        let group = self.group()?;
+        let (host, deadline) = self.host(threads, group.as_ref(), limit)?;
+        let hosts = host.process().ranks();
         self.publish.send_modify(|status| {
-            status.pid = Some(host.pid());
+            status.pids = hosts.iter().map(|host| host.pid()).collect();
             status.threads = Some(threads);
         });
-        let mut channel = host
-            .add_worker(self.id, self.max_payload_bytes(0))
-            .map_err(|error| host_failure(&error))?;
-        // A worker that does not read is one that does not answer.
-        channel
-            .limit_sending(response_timeout)
-            .map_err(|error| host_failure(&error.into()))?;
-        let model = LoadModel {
+        let mut channels = Vec::with_capacity(hosts.len());
+        for host in &hosts {
+            let mut channel = host
+                .add_worker(self.id, self.max_payload_bytes(0))
+                .map_err(|error| host_failure(&error))?;
+            // A worker that does not read is one that does not answer.
+            channel
+                .limit_sending(response_timeout)
+                .map_err(|error| host_failure(&error.into()))?;
+            channels.push(channel);
+        }
+        let models = (0..).map(|rank| LoadModel {
             intra_op_threads: threads,
-            gpu_id: self.device.as_ref().map(DeviceLease::id),
+            gpu_id: self.gpu_id(rank),
+            rank,
             ..self.spec.load.clone()
-        };
-        let (model, departures) = match load(&mut channel, model, deadline) {
+        });
+        let (model, mut departures) = match load(&mut channels, models, deadline) {
             Ok(loaded) => loaded,
             Err(LoadError::Refused(failure)) => return Err(failure),
             // The host of this worker alone ends as it is dropped; one that others serve in stays.
-            Err(LoadError::Wire(WireError::TimedOut)) => {
-                return Err(self.timed_out("while it loaded the model", limit));
+            Err(LoadError::Missing(ranks)) => {
+                let pids: Vec<u32> = hosts.iter().map(|host| host.pid()).collect();
+                let absent =
+                    group.map_or_else(Vec::new, |(_, rendezvous)| rendezvous.absent(&pids));
+                let mut failure = self.silent(&ranks, "while it loaded the model", limit);
+                if !absent.is_empty() && absent.len() < pids.len() {
+                    let absent = named(&absent);
+                    failure
+                        .text
+                        .push_str(&format!("; {absent} did not join the group"));
+                }
+                return Err(failure);
             }
-            Err(LoadError::Wire(error)) => {
-                return Err(self.lost(&host, &error, "while it loaded the model", limit));
+            Err(LoadError::Lost(loss)) => {
+                return Err(self.lost_to(&host, &loss, "while it loaded the model", limit));
             }
         };
-        self.warm_up(&mut channel, &host, deadline, limit)?;
+        let mut channel = channels.remove(0);
+        let all_run = self.spec.parallel.is_some_and(Parallel::all_run);
+        let mut ranks = Ranks::new(channels, all_run, response_timeout);
+        if ranks.run_together() {
+            // Nobody listens to these: a rank that stopped for a caller that has left would leave
+            // the others waiting for it.
+            (departures, _) =
+                Departures::pair().map_err(|error| host_failure(&HostStartError::Wire(error)))?;
+        }
+        self.warm_up((&mut channel, &mut ranks), &host, deadline, limit)?;
         self.control.ready.store(true, Ordering::SeqCst);
         self.publish
             .send_modify(|status| status.phase = Phase::Ready);
@@ -395,6 +432,7 @@ impl Dispatcher {
         Ok(Worker {
             host,
             channel,
+            ranks,
             departures,
             model,
             load_time,
@@ -404,19 +442,22 @@ impl Dispatcher {
     /// Has the worker answer the model's samples. One that cannot is not ready.
     fn warm_up(
         &self,
-        channel: &mut Channel,
+        (channel, ranks): (&mut Channel, &mut Ranks),
         host: &Host,
         deadline: Option<Instant>,
         limit: Duration,
     ) -> Result<(), StartFailure> {
+        let lost = |loss: Loss| match loss {
+            // One that others serve in stays.
+            Loss::Channel(WireError::TimedOut) => self.timed_out("", "while it warmed up", limit),
+            loss => self.lost_to(host, &loss, "while it warmed up", limit),
+        };
         for (file, request) in self.spec.warm_up.requests(&self.spec.model) {
-            let answered = exchange::ask(channel, std::slice::from_ref(&request), deadline)
+            let request = std::slice::from_ref(&request);
+            let answered = exchange::ask((&mut *channel, &mut *ranks), request, deadline)
                 .map(|replies| replies.and_then(|mut replies| replies.remove(0)));
             let reason = match answered {
-                Err(WireError::TimedOut) => {
-                    return Err(self.timed_out("while it warmed up", limit));
-                }
-                Err(error) => return Err(self.lost(host, &error, "while it warmed up", limit)),
+                Err(loss) => return Err(lost(loss)),
                 Ok(Ok(reply)) if reply.status < 400 => continue,
                 Ok(Ok(reply)) => format!("status {}", reply.status),
                 Ok(Err(failure)) => ServingError::Run(failure).to_string(),
@@ -427,20 +468,16 @@ impl Dispatcher {
                 permanent: false,
             });
         }
-        self.learn_cost(channel, deadline)
-            .map_err(|error| match error {
-                WireError::TimedOut => self.timed_out("while it warmed up", limit),
-                error => self.lost(host, &error, "while it warmed up", limit),
-            })
+        self.learn_cost((channel, ranks), deadline).map_err(lost)
     }
 
     /// Times batches of several sizes, so that the queue knows from the first request on what
     /// company is worth. A handler that cannot run one of them is as ready as without.
     fn learn_cost(
         &self,
-        channel: &mut Channel,
+        (channel, ranks): (&mut Channel, &mut Ranks),
         deadline: Option<Instant>,
-    ) -> Result<(), WireError> {
+    ) -> Result<(), Loss> {
         let queue = &self.spec.queue;
         if queue.knows_cost() {
             return Ok(());
@@ -455,7 +492,7 @@ impl Dispatcher {
             }
             let batch = warm_up.batch(&self.spec.model, count);
             let now = Instant::now();
-            let replies = exchange::ask(channel, &batch, deadline)?;
+            let replies = exchange::ask((&mut *channel, &mut *ranks), &batch, deadline)?;
             if replies.is_err() {
                 break;
             }
@@ -464,10 +501,40 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// A host of its own, or the pool's shared one, and when the worker has to be up in it.
+    /// What its processes are to one another, where it is a group of them.
+    fn group(&self) -> Result<Option<(Parallel, Rendezvous)>, StartFailure> {
+        let group = self.spec.parallel.filter(|parallel| parallel.is_group());
+        let rendezvous = group.map(|parallel| {
+            let rendezvous = Rendezvous::new(format!("{}_{}", self.spec.model, self.id));
+            rendezvous.map(|rendezvous| (parallel, rendezvous))
+        });
+        rendezvous
+            .transpose()
+            .map_err(|error| host_failure(&error.into()))
+    }
+
+    /// The device of a rank as its process counts: it sees those of its worker only, where these are
+    /// its own.
+    fn gpu_id(&self, rank: u32) -> Option<u32> {
+        let devices = self.device.as_ref()?.ids();
+        if self.sees_its_devices_only() {
+            Some(rank)
+        } else {
+            devices.first().copied()
+        }
+    }
+
+    fn sees_its_devices_only(&self) -> bool {
+        let parallel = self.spec.parallel;
+        parallel.is_some_and(Parallel::needs_own_processes)
+    }
+
+    /// A host of its own, or the pool's shared one, and when the worker has to be up in it. Of a
+    /// group, rank 0.
     fn host(
         &self,
         threads: u32,
+        group: Option<&(Parallel, Rendezvous)>,
         limit: Duration,
     ) -> Result<(Arc<HostLease>, Option<Instant>), StartFailure> {
         let mut shared = match self.spec.isolation {
@@ -490,10 +557,10 @@ impl Dispatcher {
             return Ok((host, deadline));
         }
         let host = self
-            .start_host(threads, deadline)
+            .start_host(threads, group, deadline)
             .map_err(|error| match error {
                 HostStartError::Wire(WireError::TimedOut) => {
-                    self.timed_out("while it started", limit)
+                    self.timed_out("", "while it started", limit)
                 }
                 other => host_failure(&other),
             })?;
@@ -506,6 +573,7 @@ impl Dispatcher {
     fn start_host(
         &self,
         threads: u32,
+        group: Option<&(Parallel, Rendezvous)>,
         deadline: Option<Instant>,
     ) -> Result<Arc<HostLease>, HostStartError> {
         let python = if self.spec.needs_python {
@@ -515,7 +583,20 @@ impl Dispatcher {
             None
         };
         let surroundings = &self.spec.surroundings;
-        let forked = python.as_ref().and_then(|places| {
+        let mut variables = thread_variables(threads).to_vec();
+        let own_devices = self.device.as_ref();
+        let own_devices = own_devices.filter(|_| self.sees_its_devices_only());
+        if let Some(device) = own_devices {
+            let own = surroundings.hosts.visible_devices.as_deref();
+            let visible = visible_devices(&device.ids(), own);
+            variables.push((VISIBLE_DEVICES, visible));
+        }
+        if let Some((parallel, rendezvous)) = group {
+            return self.start_group(*parallel, rendezvous, &variables, python.as_ref(), deadline);
+        }
+        // Its devices have to be settled before Python starts.
+        let forkable = python.as_ref().filter(|_| own_devices.is_none());
+        let forked = forkable.and_then(|places| {
             let load = &self.spec.load;
             let candidates = &surroundings.hosts.preload_modules;
             let modules = Modules::of(&load.model_dir, &load.handler, candidates);
@@ -525,17 +606,17 @@ impl Dispatcher {
         });
         let mut forks_fail = None;
         if let Some(forked) = forked {
-            let host = self.watch(forked)?;
+            let host = self.watch_alone(forked)?;
             match host.come_up(deadline) {
                 Ok(()) => return Ok(host),
                 Err(error) if self.control.stopping() => return Err(error),
                 Err(error) => forks_fail = Some(error),
             }
         }
-        let host = self.watch(NewHost::exec(
+        let host = self.watch_alone(NewHost::exec(
             &surroundings.hosts,
             &surroundings.children,
-            &thread_variables(threads),
+            &variables,
         )?)?;
         host.set_up(python.as_ref(), deadline)?;
         if let Some(error) = forks_fail {
@@ -544,22 +625,82 @@ impl Dispatcher {
         Ok(host)
     }
 
-    fn watch(&self, host: NewHost) -> Result<Arc<HostLease>, HostStartError> {
+    /// Starts the ranks of a group, all at once. Rank 0 stands for them.
+    fn start_group(
+        &self,
+        parallel: Parallel,
+        rendezvous: &Rendezvous,
+        variables: &[(&'static str, String)],
+        python: Option<&PythonPlaces>,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<HostLease>, HostStartError> {
+        let surroundings = &self.spec.surroundings;
+        let exec = |rank| {
+            let mut all = [variables, &parallel.variables(rank, rendezvous)].concat();
+            if std::env::var_os(NCCL_ERRORS).is_none() {
+                // As `torchrun`, which leaves it to whoever has set it.
+                all.push((NCCL_ERRORS, "1".to_owned()));
+            }
+            NewHost::exec(&surroundings.hosts, &surroundings.children, &all)
+        };
+        let first = self.watch(exec(0)?, Some(0), |_| {})?;
+        let first = Arc::new(HostLease::new(first));
+        self.control.set_host(Some(first.process()));
+        for rank in 1..parallel.processes() {
+            let stands_for_it = Arc::downgrade(&first.process());
+            let other = self.watch(exec(rank)?, Some(rank), move |exit| {
+                if let Some(first) = stands_for_it.upgrade() {
+                    first.end_with(exit);
+                }
+            })?;
+            first.join(HostLease::new(other));
+        }
+        let hosts = first.process().ranks();
+        for host in &hosts {
+            host.begin(python)?;
+        }
+        for (rank, host) in hosts.iter().enumerate() {
+            host.come_up(deadline).map_err(|error| match error {
+                HostStartError::Failed(reason) => {
+                    HostStartError::Failed(format!("rank {rank}: {reason}"))
+                }
+                other => other,
+            })?;
+        }
+        Ok(first)
+    }
+
+    /// Watches a host that is no part of a group.
+    fn watch_alone(&self, host: NewHost) -> Result<Arc<HostLease>, HostStartError> {
+        let host = Arc::new(HostLease::new(self.watch(host, None, |_| {})?));
+        self.control.set_host(Some(host.process()));
+        Ok(host)
+    }
+
+    fn watch(
+        &self,
+        host: NewHost,
+        rank: Option<u32>,
+        on_exit: impl FnOnce(HostExit) + Send + 'static,
+    ) -> Result<Arc<Host>, HostStartError> {
         let limits = self.spec.limits.read().hosts;
         let host = host.confine(&self.spec.surroundings.confinement, limits)?;
         let spec = Arc::downgrade(&self.spec);
-        let log = ModelLog {
-            name: self.name(),
-            metrics: PrintedMetrics(Weak::clone(&spec)),
+        let metrics = match rank {
+            None | Some(0) => PrintedMetrics(Weak::clone(&spec)),
+            // As with those that it records: rank 0's count.
+            Some(_) => PrintedMetrics::default(),
         };
-        let host = host.watch(log, move || {
+        let log = ModelLog {
+            name: rank.map_or_else(|| self.name(), |rank| format!("{}-rank{rank}", self.name())),
+            metrics,
+        };
+        host.watch(log, rank, move |exit| {
+            on_exit(exit);
             if let Some(spec) = spec.upgrade() {
                 spec.queue.wake_all();
             }
-        })?;
-        let host = Arc::new(HostLease::new(host));
-        self.control.set_host(Some(host.process()));
-        Ok(host)
+        })
     }
 
     /// A worker that was refused memory under its model's limit is replaced: what it still holds
@@ -595,7 +736,7 @@ impl Dispatcher {
             WireError::TimedOut => {
                 // A thread that does not answer can only be ended with its process.
                 host.kill();
-                self.timed_out(during, limit)
+                self.timed_out("", during, limit)
             }
             WireError::Closed => match host.wait_for_exit(EXIT_SHOWS_WITHIN) {
                 Some(exit) => failure(
@@ -611,9 +752,59 @@ impl Dispatcher {
         }
     }
 
+    /// As [`Dispatcher::lost`], for a worker that may be a group.
+    pub(super) fn lost_to(
+        &self,
+        host: &Host,
+        loss: &Loss,
+        during: &str,
+        limit: Duration,
+    ) -> StartFailure {
+        match loss {
+            Loss::Channel(error) => self.lost(host, error, during, limit),
+            Loss::Rank(rank, WireError::TimedOut) => {
+                host.kill();
+                self.silent(&[*rank], during, limit)
+            }
+            Loss::Rank(rank, error) => {
+                let mut failure = self.lost(host, error, during, limit);
+                host.kill();
+                if !failure.text.starts_with("rank ") {
+                    failure.text.insert_str(0, &format!("rank {rank}: "));
+                }
+                failure
+            }
+            Loss::Silent(ranks) => {
+                host.kill();
+                self.silent(ranks, during, limit)
+            }
+            Loss::Apart {
+                failed,
+                out_of_memory,
+            } => {
+                host.kill();
+                StartFailure {
+                    text: format!("{} failed {during}, and the others did not", named(failed)),
+                    out_of_memory: *out_of_memory,
+                    permanent: false,
+                }
+            }
+        }
+    }
+
+    /// The failure of a worker some ranks of which were silent.
+    fn silent(&self, ranks: &[u32], during: &str, limit: Duration) -> StartFailure {
+        let of = if self.spec.parallel.is_some_and(Parallel::is_group) {
+            format!(" of {}", named(ranks))
+        } else {
+            String::new()
+        };
+        self.timed_out(&of, during, limit)
+    }
+
     /// The failure of a worker that was killed for its silence, told in the words that people's
-    /// alerts look for.
-    fn timed_out(&self, during: &str, limit: Duration) -> StartFailure {
+    /// alerts look for. `of` says which of its processes, if it has several.
+    fn timed_out(&self, of: &str, during: &str, limit: Duration) -> StartFailure {
         tracing::error!(
             worker = self.name(),
             exception = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did \
@@ -621,7 +812,7 @@ impl Dispatcher {
             "Backend worker error"
         );
         StartFailure {
-            text: format!("no answer within {} s {during}", limit.as_secs()),
+            text: format!("no answer{of} within {} s {during}", limit.as_secs()),
             out_of_memory: false,
             permanent: false,
         }
@@ -647,34 +838,87 @@ impl Drop for Dispatcher {
 
 enum LoadError {
     Refused(StartFailure),
-    Wire(WireError),
+    /// Of these ranks no word came in time.
+    Missing(Vec<u32>),
+    Lost(Loss),
 }
 
+impl From<WireError> for LoadError {
+    fn from(error: WireError) -> Self {
+        Self::Lost(error.into())
+    }
+}
+
+/// Has all ranks of a worker load, at the same time: they meet while they do. Returns what rank 0
+/// says, and what tells it of departures.
 fn load(
-    channel: &mut Channel,
-    model: LoadModel,
+    channels: &mut [Channel],
+    models: impl Iterator<Item = LoadModel>,
     deadline: Option<Instant>,
 ) -> Result<(LoadedModel, Departures), LoadError> {
-    let (departures, departed) = Departures::pair().map_err(LoadError::Wire)?;
-    channel
-        .send(
-            &WorkerRequest::Load(Box::new(model)),
-            Some(departed.as_fd()),
-        )
-        .map_err(LoadError::Wire)?;
-    drop(departed);
-    let incoming = channel.receive(deadline).map_err(LoadError::Wire)?;
-    match incoming.header().map_err(LoadError::Wire)? {
-        WorkerReply::Loaded(model) => Ok((model, departures)),
-        WorkerReply::LoadFailed(failure) => Err(LoadError::Refused(StartFailure {
+    let several = channels.len() > 1;
+    let mut first = None;
+    for (channel, model) in channels.iter_mut().zip(models) {
+        let (departures, departed) = Departures::pair()?;
+        let load = WorkerRequest::Load(Box::new(model));
+        channel.send(&load, Some(departed.as_fd()))?;
+        first.get_or_insert(departures);
+    }
+    let mut loaded = None;
+    let mut missing: Vec<(u32, &mut Channel)> = (0..).zip(channels).collect();
+    while !missing.is_empty() {
+        let waited_for: Vec<&Channel> = missing.iter().map(|(_, channel)| &**channel).collect();
+        let ready = readable(&waited_for, deadline)?;
+        if ready.is_empty() {
+            return Err(LoadError::Missing(
+                missing.iter().map(|(rank, _)| *rank).collect(),
+            ));
+        }
+        // From the end, so that those before it keep their places.
+        for index in ready.into_iter().rev() {
+            let (rank, channel) = missing.remove(index);
+            match hear_of_loading(channel, deadline) {
+                Ok(Ok(model)) if rank == 0 => loaded = Some(model),
+                Ok(Ok(_)) => {}
+                Ok(Err(mut failure)) => {
+                    if several {
+                        failure.text.insert_str(0, &format!("rank {rank}: "));
+                    }
+                    return Err(LoadError::Refused(failure));
+                }
+                Err(WireError::TimedOut) => return Err(LoadError::Missing(vec![rank])),
+                Err(error) if several => return Err(LoadError::Lost(Loss::Rank(rank, error))),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    loaded
+        .zip(first)
+        .ok_or_else(|| WireError::Malformed("a worker without a process").into())
+}
+
+fn hear_of_loading(
+    channel: &mut Channel,
+    deadline: Option<Instant>,
+) -> Result<Result<LoadedModel, StartFailure>, WireError> {
+    match channel.receive(deadline)?.header()? {
+        WorkerReply::Loaded(model) => Ok(Ok(model)),
+        WorkerReply::LoadFailed(failure) => Ok(Err(StartFailure {
             text: failure.message,
             out_of_memory: failure.kind == LoadFailureKind::OutOfMemory,
             permanent: failure.kind == LoadFailureKind::Permanent,
         })),
-        WorkerReply::Done(_) | WorkerReply::Chunks(_) | WorkerReply::Answered(_) => Err(
-            LoadError::Wire(WireError::Malformed("a batch that nobody asked for")),
-        ),
+        WorkerReply::Done(_) | WorkerReply::Chunks(_) | WorkerReply::Answered(_) => {
+            Err(WireError::Malformed("a batch that nobody asked for"))
+        }
     }
+}
+
+/// Ranks as a text names them.
+fn named(ranks: &[u32]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", numbers.join(", "))
 }
 
 fn host_failure(error: &HostStartError) -> StartFailure {

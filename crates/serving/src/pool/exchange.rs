@@ -15,6 +15,7 @@ use crate::course::Together;
 use crate::error::ServingError;
 use crate::job::{Job, Ran};
 use crate::pool::dispatcher::{Dispatcher, End, REPLY_SLACK_BYTES, Worker};
+use crate::pool::ranks::{Loss, Ranks};
 use crate::queue::{Batch, Running, Taken};
 
 /// How often a dispatcher that waits for its worker looks for callers that have left.
@@ -369,27 +370,32 @@ impl Dispatcher {
         // They may have changed since the worker was started.
         let limit = self.spec.limits.read().response_timeout;
         receiver.limit_payload(self.max_payload_bytes(held.len()));
+        let ranks = &mut worker.ranks;
+        ranks.limit_sending(limit);
         let handed = sender
             .limit(limit)
-            .and_then(|()| hand_over(sender, items, Payload::Shared, departures));
+            .and_then(|()| hand_over(sender, ranks, items, Payload::Shared, departures));
         if let Err(error) = handed {
             return self.not_handed_over(worker, held, &error).map(|()| None);
         }
         // Starts anew with each part.
         let mut due = handed_over.checked_add(limit);
-        let lost = loop {
+        let lost: Loss = loop {
             let incoming = match receiver.receive_within(pause_until(due)) {
                 Ok(Some(incoming)) => incoming,
                 Ok(None) if due.is_some_and(|due| Instant::now() >= due) => {
-                    break WireError::TimedOut;
+                    break ranks.silent(true);
                 }
                 Ok(None) => {
+                    if let Err(loss) = ranks.look() {
+                        break loss;
+                    }
                     for held in held.iter_mut().flatten() {
                         held.tell_departure(&worker.departures);
                     }
                     continue;
                 }
-                Err(error) => break error,
+                Err(error) => break error.into(),
             };
             match incoming.header() {
                 Ok(WorkerReply::Done(done)) => {
@@ -401,8 +407,11 @@ impl Dispatcher {
                     } = done;
                     let outcome = match replies(outcome, incoming.payload, held.len()) {
                         Ok(outcome) => outcome,
-                        Err(error) => break error,
+                        Err(error) => break error.into(),
                     };
+                    if let Err(loss) = ranks.agree(outcome.as_ref().err(), due) {
+                        break loss;
+                    }
                     *unsuccessful = 0;
                     self.answered();
                     self.record(&metrics, held.len(), answered);
@@ -420,11 +429,13 @@ impl Dispatcher {
                     due = Instant::now().checked_add(limit);
                     let way = (handed_over, &worker.departures);
                     if let Err(error) = self.pass_on(&mut held, chunks, incoming.payload, way) {
-                        break error;
+                        break error.into();
                     }
                 }
-                Ok(_) => break WireError::Malformed("words of a worker that answer no batch"),
-                Err(error) => break error,
+                Ok(_) => {
+                    break WireError::Malformed("words of a worker that answer no batch").into();
+                }
+                Err(error) => break error.into(),
             }
         };
         *unsuccessful += 1;
@@ -433,7 +444,7 @@ impl Dispatcher {
             request_id = ids(&held),
             "Number or consecutive unsuccessful inference {unsuccessful}"
         );
-        let failure = self.lost(&worker.host, &lost, "while it ran a batch", limit);
+        let failure = self.lost_to(&worker.host, &lost, "while it ran a batch", limit);
         for job in jobs_of(held) {
             job.fail(ServingError::WorkerDied {
                 out_of_memory: failure.out_of_memory,
@@ -605,26 +616,31 @@ fn goes_on(reply: &Reply) -> bool {
 
 /// Has a worker that serves nobody yet answer a batch.
 pub(super) fn ask(
-    channel: &mut Channel,
+    (channel, ranks): (&mut Channel, &mut Ranks),
     requests: &[InferRequest],
     deadline: Option<Instant>,
-) -> Result<Result<Replies, RunFailure>, WireError> {
+) -> Result<Result<Replies, RunFailure>, Loss> {
     let (sender, receiver) = channel.halves();
     let items = requests.iter().map(|request| (request, false));
-    hand_over(sender, items, Payload::Shared, false)?;
+    hand_over(sender, ranks, items, Payload::Shared, false)?;
     loop {
-        let incoming = receiver.receive(deadline)?;
+        let incoming = match receiver.receive(deadline) {
+            Err(WireError::TimedOut) => return Err(ranks.silent(true)),
+            incoming => incoming?,
+        };
         match incoming.header()? {
             WorkerReply::Chunks(_) => {}
             WorkerReply::Done(done) => {
-                return replies(done.outcome, incoming.payload, requests.len());
+                let replies = replies(done.outcome, incoming.payload, requests.len())?;
+                ranks.agree(replies.as_ref().err(), deadline)?;
+                return Ok(replies);
             }
             WorkerReply::Answered(done) => {
                 let reply = reply(done.outcome, &mut { incoming.payload })?;
                 return Ok(Ok(vec![reply]));
             }
             WorkerReply::Loaded(_) | WorkerReply::LoadFailed(_) => {
-                return Err(WireError::Malformed("a worker that loads twice"));
+                return Err(WireError::Malformed("a worker that loads twice").into());
             }
         }
     }
@@ -639,10 +655,25 @@ pub(super) enum Payload {
     Inline,
 }
 
+impl Payload {
+    pub(super) fn send(
+        self,
+        sender: &mut Sender,
+        run: &WorkerRequest<'_>,
+        values: &[&[u8]],
+    ) -> Result<(), WireError> {
+        match self {
+            Self::Shared => sender.send_payload(run, values),
+            Self::Inline => sender.send_inline(run, values),
+        }
+    }
+}
+
 /// Sends requests; one that the worker knows goes without its parts. `departures` is what
 /// [`Departures::were_told`] says.
 pub(super) fn hand_over<'j>(
     sender: &mut Sender,
+    ranks: &mut Ranks,
     requests: impl Iterator<Item = (&'j InferRequest, bool)>,
     way: Payload,
     departures: bool,
@@ -672,10 +703,9 @@ pub(super) fn hand_over<'j>(
         departures,
         items: items.collect(),
     });
-    match way {
-        Payload::Shared => sender.send_payload(&run, &values),
-        Payload::Inline => sender.send_inline(&run, &values),
-    }
+    way.send(sender, &run, &values)?;
+    ranks.hand_over(&run, &values, way);
+    Ok(())
 }
 
 /// The replies of a finished batch of `jobs` requests, copied out of the channel's buffer.

@@ -42,6 +42,9 @@ const KEEP_MEMORY: [(&str, &str); 2] = [
     ("MALLOC_MMAP_THRESHOLD_", "33554432"),
 ];
 
+/// What CUDA reads the devices of a process from.
+pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
 /// Why there is no host.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostStartError {
@@ -61,6 +64,8 @@ pub(crate) struct HostExit {
     status: ExitStatus,
     ordered: bool,
     limit: Option<MemoryLimit>,
+    /// Which of its group it was.
+    rank: Option<u32>,
 }
 
 /// What a limit on its memory has to do with a host's end.
@@ -87,6 +92,14 @@ impl HostExit {
 
     /// One line for the log and the model's last failure.
     pub(crate) fn describe(self) -> String {
+        let how = self.how();
+        match self.rank {
+            Some(rank) => format!("rank {rank}: {how}"),
+            None => how,
+        }
+    }
+
+    fn how(self) -> String {
         match (self.status.signal(), self.status.code()) {
             (Some(signal), _)
                 if !self.ordered && self.limit.is_some_and(|of| of.explains(signal)) =>
@@ -164,11 +177,12 @@ impl NewHost {
     }
 
     /// Watches it from now on. `on_exit` is called once, from the host's own thread, after the
-    /// process has been reaped.
+    /// process has been reaped. `rank` tells it from others of its group.
     pub(crate) fn watch(
         self,
         log: ModelLog,
-        on_exit: impl FnOnce() + Send + 'static,
+        rank: Option<u32>,
+        on_exit: impl FnOnce(HostExit) + Send + 'static,
     ) -> Result<Arc<Host>, HostStartError> {
         let Self {
             child,
@@ -187,6 +201,9 @@ impl NewHost {
         };
         let host = Arc::new(Host {
             pid,
+            rank,
+            others: Mutex::default(),
+            cause: Mutex::default(),
             hang_ups: Mutex::new(vec![control.hang_up()]),
             control: Mutex::new(control),
             ordered_to_end: AtomicBool::new(false),
@@ -198,8 +215,7 @@ impl NewHost {
             .name(format!("host-{}", pid.as_raw_nonzero()))
             .spawn(move || {
                 log.copy(stdout, stderr, pidfd.as_fd());
-                watched.reap(child, &confined);
-                on_exit();
+                on_exit(watched.reap(child, &confined));
             })
             .inspect_err(|_| {
                 // The child is an orphan by now, and is reaped as one.
@@ -212,6 +228,11 @@ impl NewHost {
 /// One host process.
 pub(crate) struct Host {
     pid: Pid,
+    rank: Option<u32>,
+    /// The other ranks of the group that this one stands for.
+    others: Mutex<Vec<HostLease>>,
+    /// How one of them ended, which has ended this one.
+    cause: Mutex<Option<HostExit>>,
     control: Mutex<Channel>,
     /// The control channel and those of its workers.
     hang_ups: Mutex<Vec<HangUp>>,
@@ -221,8 +242,9 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Waits for the end of the process and makes it known.
-    fn reap(&self, child: OwnChild, confined: &Confined) {
+    /// Waits for the end of the process and makes it known. Returns how it ended, or the other
+    /// rank that has ended it.
+    fn reap(&self, child: OwnChild, confined: &Confined) -> HostExit {
         child.wait();
         // Whatever it started and left behind goes too, while the number of the group is still
         // taken by the process that waits to be reaped.
@@ -238,16 +260,51 @@ impl Host {
             tracing::error!(%error, pid = self.pid(), "reaping a host failed");
             ExitStatus::default()
         });
-        *exit = Some(HostExit {
+        let own = HostExit {
             status,
             ordered,
             limit,
-        });
+            rank: self.rank,
+        };
+        let told = self.cause.lock().unwrap_or(own);
+        *exit = Some(told);
         drop(exit);
+        self.end_others();
         self.exited.notify_all();
         for channel in self.hang_ups.lock().iter() {
             channel.now();
         }
+        told
+    }
+
+    /// Takes another rank into the group that this one stands for: it ends with this one. The other
+    /// way round, its end is for [`Host::end_with`].
+    pub(crate) fn join(&self, other: HostLease) {
+        self.others.lock().push(other);
+        if self.ordered_to_end.load(Ordering::SeqCst) || !self.is_alive() {
+            self.end_others();
+        }
+    }
+
+    /// Ends, since another rank has ended.
+    pub(crate) fn end_with(&self, other: HostExit) {
+        if !other.ordered {
+            self.cause.lock().get_or_insert(other);
+        }
+        self.kill();
+    }
+
+    fn end_others(&self) {
+        for other in &*self.others.lock() {
+            other.kill();
+        }
+    }
+
+    /// All ranks of its group, this one first.
+    pub(crate) fn ranks(self: &Arc<Self>) -> Vec<Arc<Host>> {
+        let others = self.others.lock();
+        let others = others.iter().map(HostLease::process);
+        std::iter::once(Arc::clone(self)).chain(others).collect()
     }
 
     /// Tells the host what to load, and waits until it can take workers.
@@ -256,7 +313,8 @@ impl Host {
         python: Option<&PythonPlaces>,
         deadline: Option<Instant>,
     ) -> Result<(), HostStartError> {
-        self.begin(python, false, deadline)
+        self.begin(python)?;
+        self.come_up(deadline)
     }
 
     /// Tells the host to be a zygote, and waits until it can fork.
@@ -265,21 +323,21 @@ impl Host {
         python: &PythonPlaces,
         deadline: Option<Instant>,
     ) -> Result<(), HostStartError> {
-        self.begin(Some(python), true, deadline)
+        self.tell(Some(python), true)?;
+        self.come_up(deadline)
     }
 
-    fn begin(
-        &self,
-        python: Option<&PythonPlaces>,
-        zygote: bool,
-        deadline: Option<Instant>,
-    ) -> Result<(), HostStartError> {
+    /// Tells the host what to load, and does not wait.
+    pub(crate) fn begin(&self, python: Option<&PythonPlaces>) -> Result<(), HostStartError> {
+        self.tell(python, false)
+    }
+
+    fn tell(&self, python: Option<&PythonPlaces>, zygote: bool) -> Result<(), HostStartError> {
         let setup = HostSetup {
             python: python.cloned(),
             zygote,
         };
-        self.control.lock().send(&setup, None)?;
-        self.come_up(deadline)
+        Ok(self.control.lock().send(&setup, None)?)
     }
 
     /// Waits until the host can do its work.
@@ -346,14 +404,17 @@ impl Host {
         self.exit.lock().is_none()
     }
 
-    /// Ends the process and everything below it, at once.
+    /// Ends the process and everything below it, at once, and the other ranks of its group.
     pub(crate) fn kill(&self) {
-        // Held so that the process cannot be reaped, and its number taken by another, in between.
-        let exit = self.exit.lock();
-        if exit.is_none() {
-            self.ordered_to_end.store(true, Ordering::SeqCst);
-            kill_tree(self.pid);
+        {
+            // Held so that the process cannot be reaped, and its number taken by another, in between.
+            let exit = self.exit.lock();
+            if exit.is_none() {
+                self.ordered_to_end.store(true, Ordering::SeqCst);
+                kill_tree(self.pid);
+            }
         }
+        self.end_others();
     }
 
     /// How it ended, waiting up to `limit` for that.
@@ -409,8 +470,7 @@ fn command(config: &HostConfig, variables: &[(&str, String)], control: OwnedFd) 
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         // A Ctrl-C at the server's terminal is the server's to act on.
-        .process_group(0)
-        .envs(variables.iter().map(|(name, value)| (name, value)));
+        .process_group(0);
     for (name, value) in KEEP_MEMORY {
         if std::env::var_os(name).is_none() {
             command.env(name, value);
@@ -421,6 +481,8 @@ fn command(config: &HostConfig, variables: &[(&str, String)], control: OwnedFd) 
             command.env_remove(name);
         }
     }
+    // Last: one that is hidden where it is inherited may be one that is set.
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     command
 }
 

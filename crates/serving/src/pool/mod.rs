@@ -15,6 +15,7 @@ mod imports;
 mod limits;
 mod logs;
 pub(crate) mod python;
+mod ranks;
 mod resizing;
 mod restart;
 mod scale;
@@ -34,7 +35,7 @@ use crate::batch::BatchPolicy;
 use crate::config::{HostConfig, ServingConfig};
 use crate::error::{Refusal, ServingError, StartFailure};
 use crate::handler_metrics::HandlerMetrics;
-use crate::management::{LiveLimits, WorkerDescription};
+use crate::management::{LiveLimits, RankDescription, WorkerDescription};
 use crate::metrics::{CoreMetrics, ModelMetrics, WorkerStates};
 use crate::order::Order;
 use crate::pool::children::Children;
@@ -50,6 +51,7 @@ use crate::spec::{ResolvedModel, check_delay};
 use crate::warmup::WarmUp;
 
 pub(crate) use crate::pool::devices::Placement;
+pub(crate) use crate::pool::ranks::Parallel;
 pub(crate) use crate::pool::resizing::Resizing;
 pub(crate) use crate::pool::slots::Standing;
 
@@ -125,6 +127,8 @@ pub(crate) struct PoolSpec {
     pub(crate) load: LoadModel,
     pub(crate) warm_up: WarmUp,
     pub(crate) isolation: Isolation,
+    /// Each worker is several processes, or has several devices.
+    pub(crate) parallel: Option<Parallel>,
     pub(crate) devices: PoolDevices,
     /// `None` leaves it to the handler.
     pub(crate) isolate_bad_requests: Option<bool>,
@@ -148,6 +152,7 @@ impl PoolSpec {
             name,
             version,
             isolation,
+            parallel,
             placement,
             limits,
             scheduling,
@@ -177,8 +182,13 @@ impl PoolSpec {
             model: name,
             version,
             isolation,
+            parallel,
             isolate_bad_requests,
-            devices: PoolDevices::new(Arc::clone(&surroundings.devices), placement),
+            devices: PoolDevices::new(
+                Arc::clone(&surroundings.devices),
+                placement,
+                parallel.map_or(1, Parallel::devices),
+            ),
             needs_python: load.backend == BackendKind::Python,
             load,
             warm_up,
@@ -267,7 +277,8 @@ pub(crate) enum Phase {
 pub(crate) struct SlotStatus {
     pub(crate) phase: Phase,
     pub(crate) started: SystemTime,
-    pub(crate) pid: Option<u32>,
+    /// Processes of its ranks; most have the one.
+    pub(crate) pids: Vec<u32>,
     /// Threads of one forward pass, once it has been given its share of the cores.
     pub(crate) threads: Option<u32>,
     pub(crate) generation: u64,
@@ -513,14 +524,25 @@ impl Pool {
         let state = self.slots.lock();
         let described = state.list.iter().map(|slot| {
             let status = slot.status.borrow();
+            let ranks = (0..).zip(&status.pids).map(|(rank, pid)| RankDescription {
+                rank,
+                pid: *pid,
+                memory_bytes: resident_bytes(*pid),
+            });
+            let ranks: Vec<RankDescription> = ranks.collect();
             WorkerDescription {
                 id: slot.id,
                 started: status.started,
                 ready: status.phase == Phase::Ready,
-                pid: status.pid,
-                memory_bytes: status.pid.map_or(0, resident_bytes),
+                pid: status.pids.first().copied(),
+                memory_bytes: ranks.iter().map(|rank| rank.memory_bytes).sum(),
+                ranks: if self.spec().parallel.is_some_and(Parallel::is_group) {
+                    ranks
+                } else {
+                    Vec::new()
+                },
                 isolation: self.spec().isolation,
-                device: slot.device,
+                devices: slot.devices.clone(),
                 threads: status.threads,
                 generation: status.generation,
                 last_failure: status

@@ -22,7 +22,7 @@ use crate::pool::{Phase, PoolSpec, SlotStatus};
 /// One worker's place in the pool.
 pub(crate) struct Slot {
     pub(crate) id: u32,
-    pub(crate) device: Option<u32>,
+    pub(crate) devices: Vec<u32>,
     pub(crate) control: Arc<SlotControl>,
     pub(crate) status: watch::Receiver<SlotStatus>,
 }
@@ -182,19 +182,19 @@ impl Slots {
         let (publish, status) = watch::channel(SlotStatus {
             phase: Phase::Starting,
             started: SystemTime::now(),
-            pid: None,
+            pids: Vec::new(),
             threads: None,
             generation: 1,
             last_failure: None,
         });
         let control = Arc::new(SlotControl::new(self.spec.isolation));
         let lease = self.spec.devices.lease();
-        let device = lease.as_ref().map(super::devices::DeviceLease::id);
+        let devices = lease.as_ref().map(super::devices::DeviceLease::ids);
         let slots = Arc::clone(self);
         Dispatcher::new(id, slots, Arc::clone(&control), publish, lease).spawn()?;
         state.list.push(Slot {
             id,
-            device,
+            devices: devices.unwrap_or_default(),
             control,
             status,
         });
@@ -514,7 +514,7 @@ mod tests {
         let (publish, status) = watch::channel(SlotStatus {
             phase,
             started: SystemTime::now(),
-            pid: None,
+            pids: Vec::new(),
             threads: None,
             generation: 1,
             last_failure: None,
@@ -522,7 +522,7 @@ mod tests {
         let control = Arc::new(SlotControl::new(ts_types::Isolation::Process));
         let slot = Slot {
             id,
-            device: None,
+            devices: Vec::new(),
             control,
             status,
         };

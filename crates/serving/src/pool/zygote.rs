@@ -269,7 +269,8 @@ impl Zygote {
             metrics: PrintedMetrics::default(),
             name: "zygote".to_owned(),
         };
-        let host = NewHost::exec(&self.config, &self.children, &variables)?.watch(log, || {})?;
+        let host =
+            NewHost::exec(&self.config, &self.children, &variables)?.watch(log, None, |_| {})?;
         let host = HostLease::new(host);
         host.set_up_zygote(&places, Some(Instant::now() + STARTS_WITHIN))?;
         tracing::info!(pid = host.pid(), "the zygote of Python hosts is up");

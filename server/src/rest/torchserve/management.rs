@@ -7,8 +7,8 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use serde::Serialize;
 use ts_serving::{
-    Change, Description, LiveLimits, Registration, Scaled, Scaling, ServingError, Which,
-    WorkerDescription,
+    Change, Description, LiveLimits, RankDescription, Registration, Scaled, Scaling, ServingError,
+    Which, WorkerDescription,
 };
 use ts_types::{Classify as _, ErrorClass, InferRequest, ModelName, Part, RequestId, RequestKind};
 use ts_types::{Isolation, Runtime, Urgency, Version};
@@ -445,7 +445,7 @@ struct Described {
     max_retry_timeout_in_sec: u64,
     client_timeout_in_mills: u128,
     parallel_type: &'static str,
-    parallel_level: usize,
+    parallel_level: u32,
     device_type: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     device_ids: Option<Vec<u32>>,
@@ -487,6 +487,8 @@ struct DescribedWorker {
     status: &'static str,
     memory_usage: u64,
     pid: u32,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ranks: Vec<DescribedRank>,
     gpu: bool,
     gpu_usage: String,
     isolation: Isolation,
@@ -496,6 +498,15 @@ struct DescribedWorker {
     generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DescribedRank {
+    rank: u32,
+    pid: u32,
+    memory_usage: u64,
+    device: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -524,8 +535,8 @@ impl Described {
             startup_timeout: limits.startup_timeout.as_secs(),
             max_retry_timeout_in_sec: limits.max_retry_timeout.as_secs(),
             client_timeout_in_mills: limits.client_timeout.unwrap_or_default().as_millis(),
-            parallel_type: "",
-            parallel_level: 0,
+            parallel_type: version.parallel.map_or("", |(kind, _)| kind),
+            parallel_level: version.parallel.map_or(0, |(_, level)| level),
             device_type: version
                 .device_type
                 .map(ts_types::DeviceType::as_str)
@@ -568,20 +579,35 @@ impl Described {
 impl DescribedWorker {
     fn of(worker: &WorkerDescription, gpus: &Gpus) -> Self {
         let started = jiff::Timestamp::try_from(worker.started).unwrap_or_default();
+        let gpu = |id: &u32| format!("gpu:{id}");
+        let or = |none: &str, some: &mut dyn Iterator<Item = String>| {
+            let some: Vec<String> = some.collect();
+            if some.is_empty() {
+                none.to_owned()
+            } else {
+                some.join(", ")
+            }
+        };
+        let rank = |rank: &RankDescription| DescribedRank {
+            rank: rank.rank,
+            pid: rank.pid,
+            memory_usage: rank.memory_bytes,
+            device: worker
+                .devices
+                .get(rank.rank as usize)
+                .map_or_else(|| "cpu".to_owned(), gpu),
+        };
         Self {
             id: worker.id.to_string(),
             start_time: started.strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string(),
             status: if worker.ready { "READY" } else { "UNLOADING" },
             memory_usage: worker.memory_bytes,
             pid: worker.pid.unwrap_or_default(),
-            gpu: worker.device.is_some(),
-            gpu_usage: worker
-                .device
-                .map_or_else(|| "N/A".to_owned(), |id| gpus.tell(id)),
+            ranks: worker.ranks.iter().map(rank).collect(),
+            gpu: !worker.devices.is_empty(),
+            gpu_usage: or("N/A", &mut worker.devices.iter().map(|id| gpus.tell(*id))),
             isolation: worker.isolation,
-            device: worker
-                .device
-                .map_or_else(|| "cpu".to_owned(), |id| format!("gpu:{id}")),
+            device: or("cpu", &mut worker.devices.iter().map(gpu)),
             threads: worker.threads,
             generation: worker.generation,
             last_failure: worker.last_failure.clone(),
@@ -684,8 +710,9 @@ mod tests {
             ready: true,
             pid: Some(7),
             memory_bytes: 5,
+            ranks: Vec::new(),
             isolation: Isolation::Process,
-            device: Some(2),
+            devices: vec![2],
             threads: Some(4),
             generation: 1,
             last_failure: None,
@@ -693,5 +720,22 @@ mod tests {
         let json = serde_json::to_string(&DescribedWorker::of(&worker, &Gpus::default())).unwrap();
         let expected = r#"{"id":"9000","startTime":"1970-01-01T00:00:01.500Z","status":"READY","memoryUsage":5,"pid":7,"gpu":true,"gpuUsage":"gpuId::2","isolation":"process","device":"gpu:2","threads":4,"generation":1}"#;
         assert_eq!(json, expected);
+        let rank = |rank, pid, memory_bytes| RankDescription {
+            rank,
+            pid,
+            memory_bytes,
+        };
+        let group = WorkerDescription {
+            ranks: vec![rank(0, 7, 3), rank(1, 8, 2)],
+            devices: vec![2, 3],
+            ..worker
+        };
+        let json = serde_json::to_value(DescribedWorker::of(&group, &Gpus::default())).unwrap();
+        assert_eq!(
+            (&json["device"], &json["memoryUsage"]),
+            (&"gpu:2, gpu:3".into(), &5.into())
+        );
+        let second = serde_json::json!({"rank": 1, "pid": 8, "memoryUsage": 2, "device": "gpu:3"});
+        assert_eq!(json["ranks"][1], second);
     }
 }
