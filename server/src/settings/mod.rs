@@ -13,7 +13,9 @@ mod resolve;
 pub(crate) mod show;
 mod sources;
 
-pub(crate) use address::{Address, DefaultPorts, scheme};
+#[cfg(feature = "fuzzing")]
+pub(crate) use address::DefaultPorts;
+pub(crate) use address::{Address, scheme};
 pub(crate) use devices::{VISIBLE, find as find_devices};
 #[cfg(feature = "fuzzing")]
 pub(crate) use models::parse_overrides;
