@@ -70,9 +70,14 @@ class Spec(TypedDict):
 
 def start_interpreter() -> None:
     """Prepares the process: output and logging. Called once, before any `load`."""
+    import_early()
+    logs.start()
+
+
+def import_early() -> None:
+    """Imports what is needed later, while the names are still those of the standard library."""
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
-    logs.start()
 
 
 def load(spec: Spec, functions: Functions | None = None) -> "tuple[Session | None, str, str]":
