@@ -50,8 +50,9 @@ class SpeechStream(BaseHandler):
     def initialize(self, context) -> None:
         """Each row of a batch, which a sequence keeps, gets a copy of the model, which remembers."""
         super().initialize(context)
-        # A worker has as many rows as it takes sequences, so these do not grow.
+        # There are as many rows as sequences at once, so these do not grow.
         self.rows: dict[str, VADIterator] = {}
+        self.heard_last: dict[str, str] = {}
 
     def handle(self, data: list[dict], context) -> list[list[dict[str, float]]]:
         """What has begun or ended in the samples of each request."""
@@ -65,8 +66,11 @@ class SpeechStream(BaseHandler):
             model = torch.jit.load(self.model_pt_path, map_location=self.device)
             self.rows[row] = VADIterator(model)
         stream = self.rows[row]
-        if context.get_request_header(index, "ts_request_sequence_start") == "true":
+        name = context.get_sequence_id(index)
+        starts = context.get_request_header(index, "ts_request_sequence_start") == "true"
+        if starts or self.heard_last.get(row) != name:
             stream.reset_states()
+        self.heard_last[row] = name
         whole = torch.nn.functional.pad(sound, (0, -len(sound) % CHUNK))
         heard = [stream(chunk, return_seconds=True) for chunk in whole.split(CHUNK)]
         return [change for change in heard if change]
