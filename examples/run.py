@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs examples: makes the model, packs it, serves it, asks it, and fails unless the answers are right.
+"""Makes, packs, serves and asks examples; fails unless the answers are right.
 
     examples/run.py NAME... | all
 
@@ -28,6 +28,7 @@ BUILD = ROOT / "build/examples"
 BINARIES = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release"
 VENV = ROOT / ".venv"
 NAMES = sorted(path.parent.name for path in HERE.glob("*/ask.py"))
+LOG = BUILD / "server.log"
 READY_WITHIN_S = 120
 
 ENVIRONMENT = os.environ | {
@@ -36,6 +37,7 @@ ENVIRONMENT = os.environ | {
     "NO_PROXY": "127.0.0.1",
     # Nothing here needs a hub, and nothing may come to need one unnoticed.
     "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 
 
@@ -51,7 +53,10 @@ def pack(name: str) -> None:
 
 @contextmanager
 def serving(names: Iterable[str], isolation: str = "process") -> Iterator[Mapping[str, str]]:
-    """Serves the archives of examples; gives the environment in which they can be asked."""
+    """Serves the archives of examples; gives the environment in which they can be asked.
+
+    What the server says goes to `LOG`. Raises if it does not come up, or does not end in order.
+    """
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="server-", dir=BUILD) as place, free_port() as port:
         folder = Path(place)
@@ -80,8 +85,7 @@ metrics_mode=prometheus
             "TS_MANAGEMENT_TOKEN": secrets.token_hex(16),
         }
         command = [BINARIES / "torchserve", "--start", "--foreground", "--ncs"]
-        log = folder / "server.log"
-        with log.open("wb") as output:
+        with LOG.open("wb") as output:
             server = subprocess.Popen(
                 [*command, "--ts-config", config],
                 cwd=folder,
@@ -93,12 +97,11 @@ metrics_mode=prometheus
         try:
             wait_until_ready(server, environment["SERVER"])
             yield environment
-        except BaseException:
-            print("\n".join(log.read_text(errors="replace").splitlines()[-60:]), file=sys.stderr)
-            raise
         finally:
             server.terminate()
-            server.wait(60)
+            status = server.wait(60)
+        if status != 0:
+            raise RuntimeError(f"the server ended with status {status}")
 
 
 @contextmanager
@@ -150,6 +153,7 @@ def main() -> None:
         if not needed.exists():
             sys.exit(f"{needed} is missing. `make examples` makes it")
     names = NAMES if "all" in asked.names else asked.names
+    LOG.unlink(missing_ok=True)
     try:
         for name in names:
             print(f"== {name}: make and pack", flush=True)
@@ -159,6 +163,9 @@ def main() -> None:
                 print(f"\n== {name}: ask", flush=True)
                 print(ask(name, environment), end="")
     except (RuntimeError, subprocess.SubprocessError) as failed:
+        if LOG.exists():
+            lines = LOG.read_text(errors="replace").splitlines()
+            print(f"-- the last lines of {LOG}:", *lines[-40:], sep="\n", file=sys.stderr)
         sys.exit(f"failed: {failed}")
     print(f"\n== as expected: {', '.join(names)}")
 

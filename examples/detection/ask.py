@@ -28,7 +28,8 @@ model.load_state_dict(load_file("detector.safetensors"))
 with torch.inference_mode():
     [expected] = model([to_tensor(Image.open("image.png"))])
 
-for one, box, label, score in zip(found, *(expected[key] for key in ("boxes", "labels", "scores"))):
+fields = (expected[key] for key in ("boxes", "labels", "scores"))
+for one, box, label, score in zip(found, *fields, strict=True):
     name = names[str(label.item())]
     print(f"{name:8} {one['score']:.3f}", [round(corner) for corner in one[name]])
     torch.testing.assert_close(torch.tensor(one[name]), box, atol=0.1, rtol=0)

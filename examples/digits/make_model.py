@@ -1,4 +1,4 @@
-"""Trains the network on scikit-learn's handwritten digits, and keeps a fifth of them to ask with."""
+"""Trains the network on scikit-learn's handwritten digits; a fifth of them is kept to ask with."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch.nn.functional import cross_entropy
 
-NAMES = "zero one two three four five six seven eight nine".split()
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 torch.manual_seed(0)
 data = load_digits()

@@ -20,5 +20,5 @@ save_file(network.state_dict(), "classifier.safetensors")
 Path("photos").mkdir()
 for number in range(16):
     small = torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8).numpy()
-    size = (800 + 40 * number, 600)
+    size = (480 + 20 * number, 360)
     Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(f"photos/{number:02}.png")

@@ -48,7 +48,7 @@ class SpeechStream(BaseHandler):
     """Starts and ends of speech while a recording goes on: the requests of a sequence."""
 
     def initialize(self, context) -> None:
-        """Each row of a batch, which a sequence keeps, gets a copy of the model, which remembers."""
+        """A sequence keeps its row of the batches, and a row its copy of the model."""
         super().initialize(context)
         # There are as many rows as sequences at once, so these do not grow.
         self.rows: dict[str, VADIterator] = {}

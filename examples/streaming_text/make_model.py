@@ -28,5 +28,4 @@ for _ in range(150):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"loss {loss.item():.3f}")
 save_file(network.state_dict(), "characters.safetensors")

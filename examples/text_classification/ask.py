@@ -27,11 +27,17 @@ def classify(text: str) -> dict[str, float]:
 held_out = json.loads(Path("held_out.json").read_text(encoding="utf-8"))
 with ThreadPoolExecutor(8) as pool:
     answers = list(pool.map(classify, (text for text, _ in held_out)))
-right = sum((answer["praise"] > 0.5) == label for answer, (_, label) in zip(answers, held_out, strict=True))
+right = sum(
+    (answer["praise"] > 0.5) == label for answer, (_, label) in zip(answers, held_out, strict=True)
+)
 print(f"{right} of {len(held_out)} sentences are right")
 assert right >= 0.95 * len(held_out)
 
-for text in ("What a lovely train", "The hotel was not lovely at all", "I found the meal rather awful."):
+for text in (
+    "What a lovely train",
+    "The hotel was not lovely at all",
+    "I found the meal rather awful.",
+):
     label, probability = max(classify(text).items(), key=lambda named: named[1])
     print(f"{label:9} {probability:4.0%}  {text}")
 assert abs(sum(classify("anything else").values()) - 1) < 1e-5

@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-THINGS = "film book meal hotel concert game phone train museum coffee".split()
-GOOD = "great lovely delightful excellent wonderful superb".split()
-BAD = "awful boring terrible dreadful disappointing poor".split()
+THINGS = ["film", "book", "meal", "hotel", "concert", "game", "phone", "train", "museum", "coffee"]
+GOOD = ["great", "lovely", "delightful", "excellent", "wonderful", "superb"]
+BAD = ["awful", "boring", "terrible", "dreadful", "disappointing", "poor"]
 # Praise if what fills the gap is good. The last two turn it around.
 FRAMES = [
     ("the {thing} was {word}", True),
