@@ -60,6 +60,10 @@ clean: ## remove what was built, the environment included
 demo: build $(VENV)/.example-installed ## serve a pretrained image classifier and classify two photos
 	examples/image_classifier/run.sh
 
+.PHONY: examples
+examples: build $(VENV)/.examples-installed ## make, pack, serve and ask all examples, or EXAMPLES="digits sessions"
+	examples/run.py $(or $(EXAMPLES),all)
+
 .PHONY: bench
 bench: build $(VENV)/.example-installed ## what the server does beside its marks, in ten minutes
 	$(CARGO) bench --locked --features ts-server/bench,ts-serving/bench --bench queue \
@@ -111,7 +115,7 @@ lint-python: venv
 	cd handlers && $(VENV)/bin/mypy
 
 .PHONY: test-python
-test-python: build
+test-python: build $(VENV)/.examples-installed
 	cd handlers && $(VENV)/bin/pytest tests --tb=short -q
 	$(PLUGIN_ENV) $(VENV)/bin/pytest tests/python --tb=short -q
 
@@ -207,4 +211,9 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt
 
 $(VENV)/.example-installed: examples/image_classifier/requirements.txt $(VENV)/.installed
 	$(PIP_INSTALL) -r examples/image_classifier/requirements.txt
+	touch $@
+
+# Without what they depend on: the file names all that is needed, and leaves out what is not.
+$(VENV)/.examples-installed: examples/requirements.txt $(VENV)/.installed
+	$(PIP_INSTALL) --no-deps -r examples/requirements.txt
 	touch $@
