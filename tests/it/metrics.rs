@@ -65,8 +65,14 @@ fn each_request_is_counted_once_in_its_class_mt_06() {
     // One runs, one waits, one finds no room; the first two leave.
     at_once([false, true], |second| {
         if second {
+            // Whoever asks for pages meanwhile is in flight too, so the requests of the model are
+            // looked at: the third of them has come, and waits no more.
             server.wait_until("the first one runs", || {
-                page(&server).value("ts_requests_in_flight", &[]) >= Some(2.0)
+                let page = page(&server);
+                let of_model = [("model_name", "m")];
+                let of_default = [("model_name", "m"), ("model_version", "default")];
+                page.value("ts_inference_requests_total", &of_default) == Some(3.0)
+                    && page.value("ts_queue_length", &of_model) == Some(0.0)
             });
             let waits = infer("/predictions/m").body("x");
             assert!(waits.limit(Duration::from_secs(2)).try_send().is_err());
