@@ -31,6 +31,7 @@ NAMES = sorted(path.parent.name for path in HERE.glob("*/ask.py"))
 LOG = BUILD / "server.log"
 READY_WITHIN_S = 120
 
+# Of the server and of its clients.
 ENVIRONMENT = os.environ | {
     "VIRTUAL_ENV": str(VENV),
     "PATH": os.pathsep.join(map(str, (VENV / "bin", BINARIES, os.environ["PATH"]))),
@@ -39,6 +40,9 @@ ENVIRONMENT = os.environ | {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+# What is trained here is too small to be shared between cores: threads would wait for each other,
+# and on a busy machine for their turn as well.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def pack(name: str) -> None:
@@ -48,7 +52,8 @@ def pack(name: str) -> None:
     shutil.copytree(HERE / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
     readme = (folder / "README.md").read_text(encoding="utf-8")
     commands = readme.partition("```bash\n")[2].partition("```")[0]
-    subprocess.run(["bash", "-euc", commands], cwd=folder, env=ENVIRONMENT, check=True)
+    environment = ENVIRONMENT | ONE_THREAD
+    subprocess.run(["bash", "-euc", commands], cwd=folder, env=environment, check=True)
 
 
 @contextmanager
@@ -134,7 +139,7 @@ def ask(name: str, environment: Mapping[str, str]) -> str:
     done = subprocess.run(
         ["python", "ask.py"],
         cwd=BUILD / name,
-        env=dict(environment),
+        env=dict(environment) | ONE_THREAD,
         stdout=subprocess.PIPE,
         text=True,
         check=True,

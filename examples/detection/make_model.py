@@ -15,7 +15,8 @@ for module in network.modules():
     if isinstance(module, torch.nn.BatchNorm2d):
         module.momentum = None  # the average of all that is seen
 with torch.no_grad():
-    features = network.network.backbone(torch.rand(4, 3, 320, 320))
+    images = torch.nn.functional.interpolate(torch.randn(8, 3, 10, 10), 320, mode="bilinear")
+    features = network.network.backbone(images)
     network.network.head(list(features.values()))
 save_file(network.state_dict(), "detector.safetensors")
 names = {"1": "circle", "2": "square", "3": "triangle"}

@@ -14,7 +14,7 @@ for module in network.modules():
     if isinstance(module, torch.nn.BatchNorm2d):
         module.momentum = None  # the average of all that is seen
 with torch.no_grad():
-    network(torch.rand(8, 3, 224, 224))
+    network(torch.nn.functional.interpolate(torch.randn(8, 3, 7, 7), 224, mode="bilinear"))
 save_file(network.state_dict(), "classifier.safetensors")
 
 Path("photos").mkdir()

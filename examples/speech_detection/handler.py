@@ -31,6 +31,11 @@ def samples(row: dict) -> torch.Tensor:
 class SpeechDetector(BaseHandler):
     """Where there is speech in a recording, in seconds."""
 
+    def initialize(self, context) -> None:
+        """Chunks are too short to be shared between cores."""
+        super().initialize(context)
+        torch.set_num_threads(1)
+
     def preprocess(self, data: list[dict]) -> list[torch.Tensor]:
         """One recording for each request."""
         return [samples(row) for row in data]
@@ -50,6 +55,7 @@ class SpeechStream(BaseHandler):
     def initialize(self, context) -> None:
         """A sequence keeps its row of the batches, and a row its copy of the model."""
         super().initialize(context)
+        torch.set_num_threads(1)
         # There are as many rows as sequences at once, so these do not grow.
         self.rows: dict[str, VADIterator] = {}
         self.heard_last: dict[str, str] = {}

@@ -12,6 +12,11 @@ LONGEST = 500  # characters of an answer
 class Writer(BaseHandler):
     """One request at a time; what is sent goes to its caller at once."""
 
+    def initialize(self, context) -> None:
+        """One character is too little work to be shared between cores."""
+        super().initialize(context)
+        torch.set_num_threads(1)
+
     def handle(self, data: list[dict], context) -> list[str]:
         """The rest of the text, in parts. The last part is what is returned."""
         prompt = bytes(data[0].get("data") or data[0].get("body"))

@@ -37,7 +37,7 @@ def served(request):
 def test_an_example_gets_right_answers_and_the_same_from_processes_and_threads(served, name):
     try:
         said = run.ask(name, served)
-    except subprocess.CalledProcessError:
+    except subprocess.SubprocessError:
         print(run.LOG.read_text(errors="replace")[-20_000:])
         raise
     assert said == SAID.setdefault(name, said) != ""
