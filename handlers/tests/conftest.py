@@ -10,6 +10,23 @@ import pytest
 
 from ts._runtime import bridge
 
+# A layer, and a handler of rows of numbers.
+MODEL = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+    def forward(self, x):
+        return self.linear(x)
+"""
+HANDLER = """
+from ts.torch_handler.base_handler import BaseHandler
+class Rows(BaseHandler):
+    def preprocess(self, data):
+        return super().preprocess([row["body"] for row in data])
+"""
+
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """What `BaseHandler` loads beside TorchScript and plain state dicts, where it puts it, and what it
 says of what it cannot load."""
 
-import builtins
 import json
 import logging
 import sys
@@ -9,25 +8,10 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import item
+from conftest import HANDLER, MODEL, item
 
 from ts._runtime import bridge
 
-NET = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(3, 2)
-    def forward(self, x):
-        return self.linear(x)
-"""
-HANDLER = """
-from ts.torch_handler.base_handler import BaseHandler
-class Rows(BaseHandler):
-    def preprocess(self, data):
-        return super().preprocess([row["body"] for row in data])
-"""
 ROWS = [[1.0, 2.0, 3.0], [-4.0, 5.0, 0.5]]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -101,7 +85,7 @@ def test_weights_without_any_pickle(make_model, linear):
     from safetensors.torch import save_file
 
     entry = {"serializedFile": "w.safetensors", "modelFile": "net.py"}
-    spec = make_model({"handler.py": HANDLER, "net.py": NET}, model=entry)
+    spec = make_model({"handler.py": HANDLER, "net.py": MODEL}, model=entry)
     state = {f"linear.{name}": tensor for name, tensor in linear.state_dict().items()}
     save_file(state, Path(spec["model_dir"]) / "w.safetensors")
     answers_as(linear, spec)
@@ -209,7 +193,6 @@ def test_a_package_that_is_not_installed_is_named_and_not_tried_again(
 ):
     for known in [known for known in sys.modules if known.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, known)
-    genuine = builtins.__import__
 
     class Hidden:
         @staticmethod
@@ -218,8 +201,7 @@ def test_a_package_that_is_not_installed_is_named_and_not_tried_again(
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Hidden, *sys.meta_path])
-    assert builtins.__import__ is genuine
-    files = {"handler.py": HANDLER, "net.py": NET, entry["serializedFile"]: ""}
+    files = {"handler.py": HANDLER, "net.py": MODEL, entry["serializedFile"]: ""}
     _, kind, message = bridge.load(make_model(files, model=entry))
     assert kind == "permanent"
     assert f"needs the package `{package}`, which is not installed" in message
@@ -228,7 +210,7 @@ def test_a_package_that_is_not_installed_is_named_and_not_tried_again(
 def test_what_a_pickle_asks_for_is_named(make_model):
     import torch
 
-    files = {"handler.py": HANDLER, "net.py": NET}
+    files = {"handler.py": HANDLER, "net.py": MODEL}
     spec = make_model(files, model={"serializedFile": "w.pth", "modelFile": "net.py"})
     torch.save({"x": types.SimpleNamespace(a=1)}, Path(spec["model_dir"]) / "w.pth")
     _, kind, message = bridge.load(spec)
@@ -294,7 +276,7 @@ def test_the_intel_extension_is_used_or_missed_aloud(make_model, monkeypatch, ca
     import torch
 
     monkeypatch.setenv("TS_IPEX_ENABLE", "true")
-    files = {"handler.py": HANDLER, "net.py": NET}
+    files = {"handler.py": HANDLER, "net.py": MODEL}
     assert bridge.load(make_model(files, model={"modelFile": "net.py"}))[1:] == ("", "")
     assert "`ipex_enable` is on, and the model is served without" in caplog.text
     seen = []
@@ -327,7 +309,7 @@ def test_what_cannot_be_compiled_at_the_first_call_runs_as_it_is(make_model, lin
 
     import torch
 
-    files = {"handler.py": HANDLER, "net.py": NET, "c.yaml": "pt2: ofi\n"}
+    files = {"handler.py": HANDLER, "net.py": MODEL, "c.yaml": "pt2: ofi\n"}
     entry = {"serializedFile": "w.pt", "modelFile": "net.py", "configFile": "c.yaml"}
     spec = make_model(files, model=entry)
     state = {f"linear.{name}": tensor for name, tensor in linear.state_dict().items()}

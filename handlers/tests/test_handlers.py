@@ -9,25 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import item
+from conftest import HANDLER, MODEL, item
 
 from ts._runtime import bridge
-
-MODEL = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(3, 2)
-    def forward(self, x):
-        return self.linear(x)
-"""
-HANDLER = """
-from ts.torch_handler.base_handler import BaseHandler
-class Rows(BaseHandler):
-    def preprocess(self, data):
-        return super().preprocess([row["body"] for row in data])
-"""
 
 
 @pytest.fixture

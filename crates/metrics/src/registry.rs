@@ -159,15 +159,8 @@ impl Metrics {
     /// One of its samples would have another one's name.
     pub fn family(&self, name: &str, kind: Kind, unit: &str) -> Result<Arc<Family>, NameTaken> {
         let logged = self.mode != Mode::Prometheus;
-        self.add(Family {
-            name: name.to_owned(),
-            kind,
-            unit: unit.to_owned(),
-            help: help_of(kind, unit),
-            bounds: crate::names::HANDLER_BOUNDS.into(),
-            journal: logged.then(|| (Arc::clone(&self.journal), LogTarget::Model)),
-            series: Mutex::default(),
-        })
+        let journal = logged.then(|| (Arc::clone(&self.journal), LogTarget::Model));
+        self.add(name, kind, unit, help_of(kind, unit), journal)
     }
 
     /// A new family that no log tells of.
@@ -181,19 +174,17 @@ impl Metrics {
         unit: &str,
         about: &str,
     ) -> Result<Arc<Family>, NameTaken> {
-        self.add(Family {
-            name: name.to_owned(),
-            kind,
-            unit: unit.to_owned(),
-            help: about.to_owned(),
-            bounds: crate::names::HANDLER_BOUNDS.into(),
-            journal: None,
-            series: Mutex::default(),
-        })
+        self.add(name, kind, unit, about.to_owned(), None)
     }
 
-    fn add(&self, family: Family) -> Result<Arc<Family>, NameTaken> {
-        let (name, kind) = (&family.name, family.kind);
+    fn add(
+        &self,
+        name: &str,
+        kind: Kind,
+        unit: &str,
+        help: String,
+        journal: Option<(Arc<Journal>, LogTarget)>,
+    ) -> Result<Arc<Family>, NameTaken> {
         let mut families = self.families.write();
         let builtins = crate::names::ALL.iter().map(|one| (one.name, one.kind));
         let living = families.values().map(|one| (one.name.as_str(), one.kind));
@@ -202,13 +193,21 @@ impl Metrics {
                 .any(|sample| sample_names(name, kind).any(|own| own == sample));
             if clash {
                 return Err(NameTaken {
-                    name: name.clone(),
+                    name: name.to_owned(),
                     family: other.to_owned(),
                 });
             }
         }
-        let family = Arc::new(family);
-        families.insert(family.name.clone(), Arc::clone(&family));
+        let family = Arc::new(Family {
+            name: name.to_owned(),
+            kind,
+            unit: unit.to_owned(),
+            help,
+            bounds: crate::names::HANDLER_BOUNDS.into(),
+            journal,
+            series: Mutex::default(),
+        });
+        families.insert(name.to_owned(), Arc::clone(&family));
         Ok(family)
     }
 

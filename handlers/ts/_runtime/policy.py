@@ -97,18 +97,18 @@ def explain(raised: BaseException) -> BaseException:
         for beginning, what in _TORCHS_REFUSALS.items():
             # Torch's words end in the advice to switch the check off.
             if str(found).startswith(beginning):
-                return _refusal(what or _named_in(str(found)))
+                return _refusal(
+                    what or refused_global(str(found)) or "more than tensors and plain data"
+                )
         seen.add(id(found))
         found = found.__cause__ or found.__context__
     return raised
 
 
-def _named_in(text: str) -> str:
-    """What torch's message says was refused."""
+def refused_global(text: str) -> str:
+    """What torch's reader of weights says it has refused; nothing, where it does not name it."""
     _, found, after = text.partition("GLOBAL ")
-    return (
-        f"`{after.split()[0]}`" if found and after.split() else "more than tensors and plain data"
-    )
+    return f"`{after.split()[0]}`" if found and after.split() else ""
 
 
 def _refusal(what: str) -> LoadPolicyError:

@@ -169,11 +169,9 @@ class BaseHandler:
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
         """Explains the first request through `get_insights`, which a subclass provides."""
-        inputs, target = raw_data[0], 0
-        if isinstance(inputs, dict):
-            target = _index(inputs.get("target") or 0)
-            inputs = inputs.get("data") or inputs.get("body")
-        return self.get_insights(data_preprocess, inputs, target)
+        first = raw_data[0]
+        target = _index(first.get("target") or 0) if isinstance(first, dict) else 0
+        return self.get_insights(data_preprocess, value_of(first), target)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any) -> list[Any]:
         """Explains one input. There is no explanation that fits all models."""
@@ -195,6 +193,13 @@ class BaseHandler:
     def get_device(self) -> Any:
         """The device of the model."""
         return self.device
+
+
+def value_of(row: Any) -> Any:
+    """What one request brings, by either of its usual names."""
+    if not isinstance(row, dict):
+        return row
+    return row.get("data") or row.get("body")
 
 
 def _index(target: Any) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy
 import torch
 
+from ts.torch_handler.base_handler import value_of
 from ts.torch_handler.formats import needed
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.vision_handler import value_of
 
 
 class DALIImageClassifier(ImageClassifier):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ts._runtime.policy import refused_global
+
 # What is read of a `.pt2` package to tell the two kinds apart.
 _COMPILED_PART = "/data/aotinductor/"
 
@@ -150,14 +152,8 @@ def load_state(path: str, map_location: Any) -> Any:
         return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as refused:
         # A full pickle runs whatever code it brings.
-        asked = named_by_refusal(str(refused))
+        asked = refused_global(str(refused))
         raise RuntimeError(
             f"`{os.path.basename(path)}` holds more than weights{f': {asked}' if asked else ''}. "
             "Save `model.state_dict()`, or load the file in a handler of your own that trusts it"
         ) from refused
-
-
-def named_by_refusal(text: str) -> str:
-    """The global that torch's reader of weights says it has refused."""
-    _, found, after = text.partition("GLOBAL ")
-    return f"`{after.split()[0]}`" if found and after.split() else ""

@@ -6,9 +6,9 @@ import torch
 
 from ts.handler_utils.text_utils import ngrams_iterator
 from ts.handler_utils.timer import timed
+from ts.torch_handler.base_handler import value_of
 from ts.torch_handler.formats import needed
 from ts.torch_handler.text_handler import TextHandler, Texts
-from ts.torch_handler.vision_handler import value_of
 from ts.utils.util import map_class_to_label
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from ts.handler_utils.timer import timed
-from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.base_handler import BaseHandler, value_of
 from ts.torch_handler.formats import needed
 
 
@@ -46,10 +46,3 @@ class VisionHandler(BaseHandler, ABC):
         attr = needed("captum.attr", "explaining a prediction")
         attribute = attr.IntegratedGradients(self.model).attribute
         return attribute(tensor_data, target=target, n_steps=15).tolist()  # type: ignore[no-any-return]
-
-
-def value_of(row: Any) -> Any:
-    """What one request brings, by either of its usual names."""
-    if not isinstance(row, dict):
-        return row
-    return row.get("data") or row.get("body")
